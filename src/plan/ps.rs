@@ -10,6 +10,7 @@ use crate::spec::endpoints::{LOCALHOST, ListenAddress, is_loopback};
 use crate::spec::options::EnvVars;
 use crate::spec::paddle::ps::{PsLauncher, PsProcesses};
 use crate::spec::{LaunchSpec, SpecError};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Endpoints of all processes of a job.
@@ -25,8 +26,60 @@ pub struct PsLayout {
     pub stages: Vec<Arc<[Endpoint]>>,
     /// Endpoint of the gloo rendezvous.
     pub http: Endpoint,
-    /// Address of this node in these lists.
-    pub own: String,
+    /// Which of these processes run on this node.
+    pub own: OwnProcesses,
+}
+
+/// The processes of this node among those of the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnProcesses {
+    /// Those at this address.
+    At(String),
+    /// Those at these places in the lists of servers and workers. Other nodes may have the same address.
+    Places {
+        /// In the list of servers.
+        servers: Range<usize>,
+        /// In the list of workers.
+        workers: Range<usize>,
+    },
+}
+
+impl OwnProcesses {
+    fn has(&self, role: Role, place: usize, endpoint: &Endpoint) -> bool {
+        match self {
+            OwnProcesses::At(host) => endpoint.host == *host,
+            OwnProcesses::Places { servers, workers } => match role {
+                Role::Server => servers.contains(&place),
+                Role::Trainer => workers.contains(&place),
+                _ => false,
+            },
+        }
+    }
+}
+
+/// The endpoints of one node in a job whose nodes have found each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PsNode {
+    /// Of its servers.
+    pub servers: Vec<Endpoint>,
+    /// Of its workers.
+    pub workers: Vec<Endpoint>,
+}
+
+/// The layout of such a job: all servers in the order of the nodes, and all workers. `own`: the number of this node.
+pub fn layout_of_nodes(nodes: &[PsNode], own: usize, http: Endpoint) -> PsLayout {
+    let places = |list: fn(&PsNode) -> &[Endpoint]| {
+        let before = nodes.iter().take(own).map(|node| list(node).len()).sum();
+        before..before + nodes.get(own).map_or(0, |node| list(node).len())
+    };
+    PsLayout {
+        servers: nodes.iter().flat_map(|node| node.servers.iter().cloned()).collect(),
+        workers: nodes.iter().flat_map(|node| node.workers.iter().cloned()).collect(),
+        coordinators: Arc::default(),
+        stages: Vec::new(),
+        http,
+        own: OwnProcesses::Places { servers: places(|node| &node.servers), workers: places(|node| &node.workers) },
+    }
 }
 
 /// Devices, which workers get in turn.
@@ -87,7 +140,7 @@ pub fn layout(spec_ps: &PsProcesses, own: &str, free: &[u16]) -> Option<PsLayout
             .map(|stage| stage.workers.iter().map(&mut fill).collect::<Option<_>>())
             .collect::<Option<_>>()?,
         http: fill(&spec_ps.http)?,
-        own: own.to_owned(),
+        own: OwnProcesses::At(own.to_owned()),
     })
 }
 
@@ -122,7 +175,10 @@ pub fn plan(
     };
     Ok(Plan {
         ranks: job.processes().into_iter().map(one).collect::<Result<_, _>>()?,
-        nnodes: spec_ps.hosts().len(),
+        nnodes: match spec_ps.launcher {
+            PsLauncher::Launch { nnodes: Some(nnodes) } => nnodes,
+            _ => spec_ps.hosts().len(),
+        },
         world_size: layout.workers.len(),
         pod,
         job_id: spec.job_id.clone(),
@@ -180,7 +236,7 @@ impl PsJob<'_> {
     fn processes(&self) -> Vec<PsProcess> {
         let PsLayout { servers, workers, coordinators, stages, own, .. } = self.layout;
         let here = |role: Role, first: usize, list: &[Endpoint], stage: usize| -> Vec<PsProcess> {
-            let all = list.iter().enumerate().filter(|(_, endpoint)| endpoint.host == *own);
+            let all = list.iter().enumerate().filter(|(place, endpoint)| own.has(role, *place, endpoint));
             let process = |(i, endpoint): (usize, &Endpoint)| PsProcess {
                 role,
                 number: first + i,

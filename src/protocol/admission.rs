@@ -1,6 +1,6 @@
 //! Which nodes cannot take part, and why.
 
-use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord, NodeStatus};
+use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeOrder, NodeRecord, NodeStatus};
 use std::collections::BTreeMap;
 
 /// The most ranks of a job: the list of the members of such a round fits in a message, on `MAX_NODES` nodes too.
@@ -30,8 +30,7 @@ pub fn find_unfit<'a>(
                 info.version
             ))
         } else if info.is_paddle_launcher {
-            // If only some nodes have numbers, Paddle's launcher computes another order than rlaunch.
-            (info.rank.is_some() != first.rank.is_some()).then(|| "--rank: give it to all nodes or to none".to_owned())
+            difference_from_paddle(info, first)
         } else {
             info.rules.difference(rules)
         };
@@ -66,6 +65,21 @@ pub fn find_unfit<'a>(
         unfit.extend(why.map(|why| (id.to_owned(), why)));
     }
     unfit
+}
+
+/// Why Paddle's launcher would make another job than the first node.
+fn difference_from_paddle(info: &NodeInfo, first: &NodeInfo) -> Option<String> {
+    let with = |info: &NodeInfo| if info.servers > 0 { "with" } else { "without" };
+    if with(info) != with(first) {
+        let (own, others) = (with(info), with(first));
+        return Some(format!("it was started {own} parameter servers, the job {others}; start all nodes alike"));
+    }
+    if info.servers > 0 && first.rules.order == NodeOrder::Address {
+        let why = "--sort_ip: Paddle's launcher does not order nodes with parameter servers by address; leave it out";
+        return Some(why.to_owned());
+    }
+    // If only some nodes have numbers, Paddle's launcher computes another order than rlaunch.
+    (info.rank.is_some() != first.rank.is_some()).then(|| "--rank: give it to all nodes or to none".to_owned())
 }
 
 /// A warning if launchers have different versions, though their protocol is the same.
@@ -188,6 +202,37 @@ mod tests {
     }
 
     #[test]
+    fn paddle_s_launchers_have_servers_like_the_first_node() {
+        let info = |servers, order| NodeInfo {
+            servers,
+            rules: JobRules { max: 2, order, ..JobRules::default() },
+            ..NodeInfo::default()
+        };
+        let sorted =
+            "--sort_ip: Paddle's launcher does not order nodes with parameter servers by address; leave it out";
+        for (first, own, order, why) in [
+            (0, 0, NodeOrder::Address, None),
+            (1, 2, NodeOrder::Name, None),
+            (1, 1, NodeOrder::Address, Some(sorted)),
+            (
+                0,
+                1,
+                NodeOrder::Name,
+                Some("it was started with parameter servers, the job without; start all nodes alike"),
+            ),
+            (
+                1,
+                0,
+                NodeOrder::Name,
+                Some("it was started without parameter servers, the job with; start all nodes alike"),
+            ),
+        ] {
+            let paddle = NodeInfo { is_paddle_launcher: true, ..info(own, NodeOrder::Name) };
+            assert_eq!(difference_from_paddle(&paddle, &info(first, order)).as_deref(), why, "{first} {own}");
+        }
+    }
+
+    #[test]
     fn only_launchers_of_different_versions_are_warned_of() {
         let node = |version: &str, host: &str, is_paddle_launcher| NodeInfo {
             version: version.into(),
@@ -210,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_first_difference_of_the_rules_is_named() {
-        use crate::protocol::record::{NodeOrder, OnFailure, OnNodeLoss};
+        use crate::protocol::record::{OnFailure, OnNodeLoss};
         let job = JobRules { min: 2, max: 2, ..JobRules::default() };
         let with = |change: fn(&mut JobRules)| {
             let mut rules = job.clone();

@@ -1,11 +1,12 @@
 //! The coordinator behind the trait of backends: JSON in, JSON out.
 
+use crate::model::Endpoint;
 use crate::protocol::coordinator::Coordinator;
 use crate::protocol::coordinator_logic::{CoordinatorLogic, Departure, Publication};
 use crate::protocol::member_list;
 use crate::protocol::record::{NodeInfo, NodeRecord, NodeStatus};
 use crate::protocol::state::JobState;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// The longest text of a record that is sent to all nodes, in characters: no node makes the state longer than nodes can read.
@@ -83,11 +84,46 @@ fn truncate_texts(
 /// A node's key below `/{job}/info` and its payload, as Paddle's launcher writes them.
 pub fn paddle_entry(info: &NodeInfo) -> (String, String) {
     let rank = info.rank.map_or(-1, |rank| i64::try_from(rank).unwrap_or(i64::MAX));
-    let payload = json!({
-        "name": info.name, "rank": rank, "replicas": info.ranks, "dtype": info.device,
-        "candidate": info.master, "endpoints": info.endpoints.join(","),
-    });
+    let payload = match info.endpoints.split_at_checked(info.servers) {
+        Some((servers, trainers)) if info.servers > 0 => json!({
+            "name": info.name, "rank": rank, "servers": servers, "trainers": trainers, "dtype": info.device,
+            "gloo_port": Endpoint::parse(&info.master).map(|gloo| gloo.port),
+        }),
+        _ => json!({
+            "name": info.name, "rank": rank, "replicas": info.ranks, "dtype": info.device,
+            "candidate": info.master, "endpoints": info.endpoints.join(","),
+        }),
+    };
     (format!("{}/{rank}", info.name), payload.to_string())
+}
+
+/// What a node of Paddle's launcher offers, from its payload; `None`: it is no payload of a node.
+pub fn read_paddle_payload(payload: &Value) -> Option<NodeInfo> {
+    let text = |name: &str| payload.get(name).and_then(Value::as_str);
+    let list = |name: &str| -> Option<Vec<String>> {
+        let endpoints = payload.get(name)?.as_array()?;
+        endpoints.iter().map(|one| one.as_str().filter(|one| !one.is_empty()).map(str::to_owned)).collect()
+    };
+    let info = NodeInfo {
+        name: text("name").unwrap_or_default().to_owned(),
+        device: text("dtype").unwrap_or_default().to_owned(),
+        is_paddle_launcher: true,
+        ..NodeInfo::default()
+    };
+    if payload.get("servers").is_none() {
+        let master = text("candidate")?.to_owned();
+        let endpoints = text("endpoints")?.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
+        let ranks = payload.get("replicas").and_then(Value::as_u64).and_then(|count| usize::try_from(count).ok())?;
+        let address = master.rsplit_once(':')?.0.to_owned();
+        return Some(NodeInfo { host: address.clone(), address, ranks, master, endpoints, ..info });
+    }
+    let (mut endpoints, trainers) = (list("servers")?, list("trainers")?);
+    let servers = endpoints.len();
+    let gloo = u16::try_from(payload.get("gloo_port")?.as_u64()?).ok()?;
+    let address = Endpoint::parse(endpoints.first()?)?.host;
+    endpoints.extend(trainers);
+    let (ranks, master) = (endpoints.len(), Endpoint::new(&address, gloo).to_string());
+    Some(NodeInfo { host: address.clone(), address, ranks, master, endpoints, servers, ..info })
 }
 
 #[cfg(test)]
@@ -201,6 +237,45 @@ mod tests {
             let (key, text) = paddle_entry(&NodeInfo { rank, ..info.clone() });
             assert_eq!((key, text), (format!("aaaaaa/{number}"), payload(number).to_string()));
         }
+    }
+
+    #[test]
+    fn a_node_with_servers_has_another_entry_which_is_read_back() {
+        let info = NodeInfo {
+            name: "aaaaaa".into(),
+            host: "10.0.0.1".into(),
+            address: "10.0.0.1".into(),
+            ranks: 3,
+            device: "cpu".into(),
+            master: "10.0.0.1:6767".into(),
+            endpoints: (1..4).map(|port| format!("10.0.0.1:{port}")).collect(),
+            servers: 1,
+            is_paddle_launcher: true,
+            ..NodeInfo::default()
+        };
+        let (key, text) = paddle_entry(&info);
+        let payload = json!({
+            "name": "aaaaaa", "rank": -1, "servers": ["10.0.0.1:1"], "trainers": ["10.0.0.1:2", "10.0.0.1:3"],
+            "dtype": "cpu", "gloo_port": 6767,
+        });
+        assert_eq!((key, &text), ("aaaaaa/-1".to_owned(), &payload.to_string()));
+        assert_eq!(read_paddle_payload(&payload), Some(info.clone()));
+        let ranks = NodeInfo { servers: 0, ..info };
+        let read = serde_json::from_str(&paddle_entry(&ranks).1).ok();
+        assert_eq!(read.and_then(|payload| read_paddle_payload(&payload)), Some(ranks));
+        for (field, value) in [
+            ("servers", json!([])),
+            ("servers", json!([7])),
+            ("servers", json!(["x"])),
+            ("trainers", json!(null)),
+            ("gloo_port", json!(70_000)),
+        ] {
+            let mut wrong = payload.clone();
+            wrong[field] = value;
+            assert_eq!(read_paddle_payload(&wrong), None, "{wrong}");
+        }
+        let many = NodeInfo { servers: 9, ..read_paddle_payload(&payload).unwrap_or_default() };
+        assert!(paddle_entry(&many).1.contains("candidate"), "a record that says more than it has");
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub mod order;
 pub mod record;
 pub mod state;
 
-pub use crate::protocol::codec::paddle_entry;
+pub use crate::protocol::codec::{paddle_entry, read_paddle_payload};
 pub use crate::protocol::coordinator::Coordinator;
 pub use crate::protocol::coordinator_logic::{CoordinatorLogic, Departure, Publication};
 pub use crate::protocol::lease::LeaseTerms;

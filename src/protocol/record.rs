@@ -47,6 +47,9 @@ pub struct NodeInfo {
     pub master: String,
     /// Where its ranks listen, one endpoint each, if they do.
     pub endpoints: Vec<String>,
+    /// How many of these are parameter servers', which come first; 0: the job has none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub servers: usize,
     /// The rules of the job as this node was given them.
     #[serde(skip_serializing_if = "JobRules::are_default")]
     pub rules: JobRules,
@@ -62,6 +65,10 @@ pub struct NodeInfo {
     pub role: String,
     /// What else front ends exchange.
     pub more: BTreeMap<String, String>,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// The order of nodes without numbers.

@@ -13,6 +13,7 @@ use crate::net::thread;
 use crate::probe::{memory, net};
 use crate::protocol::{
     Coordinator, JobRules, LeaseTerms, NodeInfo, NodeOrder, NodeStatus, OnNodeLoss, RoundMember, millis,
+    read_paddle_payload,
 };
 #[cfg(feature = "etcd")]
 use crate::rendezvous::etcd::{self, EtcdConfig, EtcdTls};
@@ -46,6 +47,9 @@ const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long ranks outlive etcd where no other round can begin without their node.
 const LOSS_TIMEOUT_WHERE_THE_JOB_ENDS: Duration = Duration::from_secs(60);
+
+/// The front ends that can join a job whose master is Paddle's: jobs without and with parameter servers.
+pub const PADDLE_FRONTENDS: [&str; 2] = ["paddle", "paddle, parameter servers"];
 
 /// Letters and digits of a secret that is drawn: 190 bits.
 const SECRET_LENGTH: usize = 32;
@@ -403,8 +407,11 @@ fn join_paddle_master(
     node: &NodeInfo,
     may_continue: CancelCheck<'_>,
 ) -> Result<JoinedBackend, CliError> {
-    if node.rules.frontend != "paddle" {
+    if !PADDLE_FRONTENDS.contains(&node.rules.frontend.as_str()) {
         return Err(RendezvousError::PaddleMaster { at: endpoint.clone() }.into());
+    }
+    if rendezvous.sort_ip && node.servers > 0 {
+        return Err(RendezvousError::PaddleMasterSortsNoServers { at: endpoint.clone() }.into());
     }
     if rendezvous.nodes.0 != rendezvous.nodes.1 {
         warn!("--nnodes: the master at {endpoint} is Paddle's own, which waits for the maximum number of nodes");
@@ -449,18 +456,6 @@ fn join_paddle_master(
 fn parse_paddle_entry(key: &str, payload: &str) -> Result<RoundMember, RendezvousError> {
     let bad = || RendezvousError::BadPaddleEntry { key: escape(key), payload: escape(payload) };
     let value: Value = serde_json::from_str(payload).map(escape_document).map_err(|_| bad())?;
-    let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
-    let endpoints: Vec<String> = text("endpoints").ok_or_else(bad)?.split(',').map(str::to_owned).collect();
-    let address = endpoints.first().and_then(|first| Endpoint::parse(first)).ok_or_else(bad)?.host;
-    let info = NodeInfo {
-        name: text("name").unwrap_or_default(),
-        host: address.clone(),
-        address,
-        ranks: endpoints.len(),
-        master: text("candidate").ok_or_else(bad)?,
-        endpoints,
-        is_paddle_launcher: true,
-        ..NodeInfo::default()
-    };
+    let info = read_paddle_payload(&value).filter(|info| !info.endpoints.is_empty()).ok_or_else(bad)?;
     Ok(RoundMember { id: key.to_owned(), info })
 }

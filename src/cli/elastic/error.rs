@@ -66,6 +66,18 @@ pub enum RendezvousError {
         /// Its address.
         address: String,
     },
+    /// Some nodes of the job have parameter servers, and others have none.
+    #[error("node {host} ({address}) was started {with} parameter servers, this node {own}; start all nodes alike")]
+    OtherMode {
+        /// That node's name.
+        host: String,
+        /// Its address.
+        address: String,
+        /// `with` or `without`.
+        with: &'static str,
+        /// The same of this node.
+        own: &'static str,
+    },
     /// The first node's entry does not say where its store listens.
     #[error("node 0 did not send the address of its store; run the same version of rlaunch on all nodes")]
     NoStoreAddress,
@@ -102,6 +114,14 @@ pub enum RendezvousError {
     /// The master is Paddle's, and this front end cannot use it.
     #[error("{at}: Paddle's own launcher serves there, which only python -m rlaunch can join")]
     PaddleMaster {
+        /// The master.
+        at: Endpoint,
+    },
+    /// The master is Paddle's, which orders no nodes with parameter servers by address.
+    #[error(
+        "--sort_ip: the master at {at} is Paddle's, which does not order nodes with parameter servers by address; leave it out"
+    )]
+    PaddleMasterSortsNoServers {
         /// The master.
         at: Endpoint,
     },

@@ -2,7 +2,7 @@
 
 use crate::cli::common::error::CliError;
 use crate::cli::legacy::prepare;
-use crate::cli::paddle::built_plan::BuiltPlan;
+use crate::cli::paddle::built_plan::{BuiltPlan, RoundPart};
 use crate::plan::devices::assign;
 use crate::plan::devices::assign::VisibleDevices;
 use crate::plan::devices::machine::DeviceQuery;
@@ -73,8 +73,8 @@ fn collective_plan(
         leases.push(lease);
     }
     let gpus = if spec.gpu_log { assign::gpus(&shares, &visible) } else { Vec::new() };
-    let collective = Some((shares, cluster));
-    Ok(BuiltPlan { gpus, collective, ..BuiltPlan::new(plan, leases, visible.kind, nofile) })
+    let part = Some(RoundPart::Ranks(shares, cluster));
+    Ok(BuiltPlan { gpus, part, ..BuiltPlan::new(plan, leases, visible.kind, nofile) })
 }
 
 /// A job with parameter servers.
@@ -100,7 +100,8 @@ fn ps_plan(
     }
     let devices = WorkerDevices { kind: kind.to_owned(), names };
     let plan = ps::plan(spec, laid, vars, context, &devices, &layout).map_err(CliError::Preflight)?;
-    Ok(BuiltPlan::new(plan, leases, kind, nofile))
+    let part = Some(RoundPart::Servers(laid.clone(), layout));
+    Ok(BuiltPlan { part, ..BuiltPlan::new(plan, leases, kind, nofile) })
 }
 
 /// The kind and the names of the devices that workers get in turn.

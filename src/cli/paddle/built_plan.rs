@@ -6,6 +6,8 @@ use crate::plan::cluster::Cluster;
 use crate::plan::devices::assign::DeviceShare;
 use crate::plan::devices::visible_devices::Device;
 use crate::plan::legacy::{DeviceBackend, LauncherInfo, RankLayout};
+use crate::plan::ps::PsLayout;
+use crate::spec::paddle::ps::PsProcesses;
 use crate::sys::io::ports::PortLease;
 
 /// A plan, and what later steps need of it.
@@ -22,10 +24,18 @@ pub struct BuiltPlan {
     pub nofile: Option<u64>,
     /// The content of `endpoints.log`; `None`: that of the current launcher.
     pub endpoints: Option<Vec<Endpoint>>,
-    /// The devices of a collective job's ranks, and the nodes as far as they are known before the rendezvous.
-    pub collective: Option<(Vec<DeviceShare>, Cluster)>,
+    /// What the plans of rounds take from this node's own plan, if nodes may rendezvous.
+    pub part: Option<RoundPart>,
     /// This node's part of an elastic legacy job.
     pub legacy: Option<LegacyNodePlan>,
+}
+
+/// This node's part of a job whose nodes rendezvous.
+pub enum RoundPart {
+    /// The devices of its ranks, and the nodes as far as they are known before.
+    Ranks(Vec<DeviceShare>, Cluster),
+    /// Its parameter servers and trainers, and their endpoints.
+    Servers(PsProcesses, PsLayout),
 }
 
 /// What the plans of a legacy job's rounds take from this node's own plan.
@@ -41,6 +51,6 @@ pub struct LegacyNodePlan {
 impl BuiltPlan {
     /// A plan without what only some jobs have.
     pub fn new(plan: Plan, leases: Vec<PortLease>, kind: &'static str, nofile: Option<u64>) -> Self {
-        Self { plan, leases, kind, gpus: Vec::new(), nofile, endpoints: None, collective: None, legacy: None }
+        Self { plan, leases, kind, gpus: Vec::new(), nofile, endpoints: None, part: None, legacy: None }
     }
 }

@@ -167,8 +167,11 @@ fn parse_and_launch(
 
 /// This job's nodes from the scheduler, where no option names them.
 fn ask_scheduler(spec: &LaunchSpec, values: &OptValues, vars: &EnvVars) -> Result<Option<SchedulerNodes>, CliError> {
-    let is_open =
-        matches!((&spec.job, &spec.nodes), (job::JobKind::Collective | job::JobKind::Rpc, JobNodes::One { .. }));
+    let is_open = match (&spec.job, &spec.nodes) {
+        (job::JobKind::Collective | job::JobKind::Rpc, JobNodes::One { .. }) => true,
+        (job::JobKind::Ps(servers), _) => servers.is_by_number(),
+        _ => false,
+    };
     let several = values.given("nnodes").is_none_or(|text| text.trim() != "1");
     if is_open && several { detect::found(vars, "--nnodes 1").map_err(CliError::Usage) } else { Ok(None) }
 }
@@ -207,10 +210,14 @@ fn launch_on_this_node(
         spec = Cow::Owned(rendezvous::with_own_address(&spec, &advertised.address));
     } else if let (Some(advertised), JobNodes::One { ports, .. }) = (&advertised, &spec.nodes) {
         let nodes = JobNodes::One { host: advertised.address.clone(), ports: *ports };
-        spec = Cow::Owned(LaunchSpec { nodes, ..spec.into_owned() });
+        let job = match &spec.job {
+            job::JobKind::Ps(servers) => job::JobKind::Ps(servers.clone().at(&advertised.address)),
+            job => job.clone(),
+        };
+        spec = Cow::Owned(LaunchSpec { nodes, job, ..spec.into_owned() });
     }
     let spec = spec.as_ref();
-    let BuiltPlan { plan, leases, kind, gpus, nofile, endpoints, collective, legacy: legacy_plan } =
+    let BuiltPlan { plan, leases, kind, gpus, nofile, endpoints, part, legacy: legacy_plan } =
         build_plan(spec, vars, &launch_context, args)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(CliError::Preflight)?;
@@ -320,12 +327,11 @@ fn launch_on_this_node(
             status_pipe,
         );
     }
-    let (Some(rendezvous), Some(advertised), Some((shares, cluster))) = (&spec.rendezvous, advertised, &collective)
-    else {
+    let (Some(rendezvous), Some(advertised), Some(part)) = (&spec.rendezvous, advertised, &part) else {
         return run_node::run_node(&launch, &frontend, (leases, NodeWork::Once), signals, status_pipe);
     };
     let peer_arguments = peer_command::peer_arguments(args, rendezvous);
-    let alone = SingleNodePlan { shares, cluster, kind, peer_arguments };
+    let alone = SingleNodePlan { part, kind, peer_arguments };
     let rounds = PaddleRendezvous::new((spec, rendezvous), vars, &launch_context, &alone, (advertised, &name), &asked);
     run_node::run_node(&launch, &frontend, (leases, NodeWork::Rounds(&rounds)), signals, status_pipe)
 }

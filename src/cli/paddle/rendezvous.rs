@@ -5,12 +5,14 @@ use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
+use crate::cli::paddle::built_plan::RoundPart;
 use crate::cli::paddle::shown_logs;
 use crate::model::Endpoint;
 use crate::plan::cluster::{Cluster, ClusterNode};
 use crate::plan::devices::assign::DeviceShare;
 use crate::plan::env::frameworks::FrameworkServers;
-use crate::plan::{LaunchContext, collective};
+use crate::plan::ps::{self, PsLayout, PsNode, WorkerDevices};
+use crate::plan::{LaunchContext, Plan, collective};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_store::StoreSockets;
@@ -18,6 +20,7 @@ use crate::run::launch_result::LaunchResult;
 use crate::spec::LaunchSpec;
 use crate::spec::frameworks::Framework;
 use crate::spec::options::EnvVars;
+use crate::spec::paddle::ps::{PsLauncher, PsProcesses};
 use crate::spec::rendezvous;
 use crate::spec::rendezvous::ElasticLevel;
 use crate::supervise::{NoRestart, NodeOutcome, RestartCounter, RestartPolicy, SupervisionPolicy};
@@ -35,8 +38,7 @@ pub struct PaddleRendezvous<'a> {
     rendezvous: &'a rendezvous::RendezvousSpec,
     vars: &'a EnvVars,
     context: &'a LaunchContext,
-    shares: &'a [DeviceShare],
-    own: &'a Cluster,
+    part: &'a RoundPart,
     advertised: AdvertisedAddress,
     host: String,
     peer_arguments: String,
@@ -46,10 +48,8 @@ pub struct PaddleRendezvous<'a> {
 
 /// What the plans of rounds take from this node's own plan.
 pub struct SingleNodePlan<'a> {
-    /// The devices of its ranks.
-    pub shares: &'a [DeviceShare],
-    /// The ports of its ranks.
-    pub cluster: &'a Cluster,
+    /// Its processes with their ports.
+    pub part: &'a RoundPart,
     /// The kind of its devices.
     pub kind: &'a str,
     /// The command line for the other nodes, quoted for a shell.
@@ -67,14 +67,16 @@ impl<'a> PaddleRendezvous<'a> {
         policy: &SupervisionPolicy,
     ) -> Self {
         let any = RestartPolicy { max_restart: u32::MAX, ..policy.restart.clone() };
-        let has_devices = alone.shares.iter().any(|share| share.binding != crate::framework::Binding::Cpu);
+        let has_devices = match alone.part {
+            RoundPart::Ranks(shares, _) => shares.iter().any(|share| share.binding != crate::framework::Binding::Cpu),
+            RoundPart::Servers(..) => false,
+        };
         Self {
             spec,
             rendezvous,
             vars,
             context,
-            shares: alone.shares,
-            own: alone.cluster,
+            part: alone.part,
             advertised,
             host: host.to_owned(),
             peer_arguments: alone.peer_arguments.clone(),
@@ -91,7 +93,7 @@ impl<'a> PaddleRendezvous<'a> {
             (_, asked) => asked,
         };
         JobRules {
-            frontend: "paddle".into(),
+            frontend: backend::PADDLE_FRONTENDS[usize::from(self.has_servers())].into(),
             on_failure: match level {
                 ElasticLevel::Restart => OnFailure::Restart,
                 ElasticLevel::Off if restarts > 0 => OnFailure::Restart,
@@ -106,24 +108,49 @@ impl<'a> PaddleRendezvous<'a> {
     }
 
     fn node_info(&self) -> NodeInfo {
-        let FrameworkServers { torch, jax } = &self.own.servers;
-        let named = [("torch", torch), ("jax", jax)];
-        let more = named.into_iter().filter_map(|(name, at)| Some((name.to_owned(), at.as_ref()?.to_string())));
+        let of_part = match self.part {
+            RoundPart::Ranks(shares, cluster) => offer_of_ranks(shares, cluster),
+            RoundPart::Servers(_, layout) => offer_of_servers(layout),
+        };
         NodeInfo {
             name: self.context.pod_name.clone(),
             rank: self.rendezvous.node_rank,
             host: self.host.clone(),
             address: self.advertised.address.clone(),
             address_from: self.advertised.from.clone(),
-            ranks: self.shares.len(),
             device: self.device.clone(),
-            master: self.own.master.as_ref().map_or(String::new(), Endpoint::to_string),
-            endpoints: self.own.endpoints.iter().map(Endpoint::to_string).collect(),
             rules: self.rules(),
             version: env!("CARGO_PKG_VERSION").into(),
-            more: more.collect(),
-            ..NodeInfo::default()
+            ..of_part
         }
+    }
+
+    fn has_servers(&self) -> bool {
+        matches!(self.part, RoundPart::Servers(..))
+    }
+
+    /// The plan of a round of ranks.
+    fn plan_ranks(&self, round: &Round<'_>, shares: &[DeviceShare]) -> Result<Plan, CliError> {
+        let nodes: Vec<ClusterNode> = round.members.iter().map(cluster_node).collect::<Result<_, _>>()?;
+        let mut cluster = Cluster::new(nodes, round.own);
+        let first = round.members.first().map(|member| &member.info);
+        let at = |name: &str| first.and_then(|info| Endpoint::parse(info.more.get(name)?));
+        cluster.master = first.and_then(|info| Endpoint::parse(&info.master));
+        let asked = |framework| self.spec.frameworks.contains(&framework);
+        cluster.servers.torch = at("torch").filter(|_| asked(Framework::Torch));
+        cluster.servers.jax = at("jax").filter(|_| asked(Framework::Jax));
+        cluster.interface = self.advertised.interface.clone().filter(|_| round.members.len() > 1);
+        collective::plan(self.spec, self.vars, self.context, shares, &cluster).map_err(CliError::Preflight)
+    }
+
+    /// The plan of a round with parameter servers.
+    fn plan_servers(&self, round: &Round<'_>, own: &PsProcesses) -> Result<Plan, CliError> {
+        let nodes: Vec<PsNode> = round.members.iter().map(ps_node).collect::<Result<_, _>>()?;
+        let http = round.members.first().and_then(|first| Endpoint::parse(&first.info.master));
+        let layout = ps::layout_of_nodes(&nodes, round.own, http.ok_or(RendezvousError::NoStoreAddress)?);
+        let all = PsProcesses { launcher: PsLauncher::Launch { nnodes: Some(nodes.len()) }, ..own.clone() };
+        let devices = WorkerDevices::default();
+        ps::plan(self.spec, &all, self.vars, self.context, &devices, &layout).map_err(CliError::Preflight)
     }
 }
 
@@ -137,17 +164,17 @@ impl RoundFrontend for PaddleRendezvous<'_> {
     }
 
     fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {
-        let nodes: Vec<ClusterNode> = round.members.iter().map(cluster_node).collect::<Result<_, _>>()?;
-        let mut cluster = Cluster::new(nodes, round.own);
-        let first = round.members.first().map(|member| &member.info);
-        let at = |name: &str| first.and_then(|info| Endpoint::parse(info.more.get(name)?));
-        cluster.master = first.and_then(|info| Endpoint::parse(&info.master));
-        let asked = |framework| self.spec.frameworks.contains(&framework);
-        cluster.servers.torch = at("torch").filter(|_| asked(Framework::Torch));
-        cluster.servers.jax = at("jax").filter(|_| asked(Framework::Jax));
-        cluster.interface = self.advertised.interface.clone().filter(|_| round.members.len() > 1);
-        let plan =
-            collective::plan(self.spec, self.vars, self.context, self.shares, &cluster).map_err(CliError::Preflight)?;
+        let has_servers = self.has_servers();
+        // The coordinator refuses such nodes; Paddle's own master does not.
+        if let Some(other) = round.members.iter().find(|member| (member.info.servers > 0) != has_servers) {
+            let NodeInfo { host, address, .. } = other.info.clone();
+            let (own, with) = if has_servers { ("with", "without") } else { ("without", "with") };
+            return Err(RendezvousError::OtherMode { host, address, with, own }.into());
+        }
+        let plan = match self.part {
+            RoundPart::Ranks(shares, _) => self.plan_ranks(round, shares)?,
+            RoundPart::Servers(own, _) => self.plan_servers(round, own)?,
+        };
         let shown = shown_logs::shown(self.spec, &plan, &self.host);
         Ok(NodePlan { plan, shown, store: StoreSockets::default() })
     }
@@ -162,13 +189,54 @@ impl RoundFrontend for PaddleRendezvous<'_> {
     }
 }
 
-fn cluster_node(member: &RoundMember) -> Result<ClusterNode, CliError> {
-    let NodeInfo { host, address, endpoints, .. } = &member.info;
-    let read: Option<Vec<Endpoint>> = endpoints.iter().map(|text| Endpoint::parse(text)).collect();
-    match read {
-        Some(list) if !list.is_empty() => {
-            Ok(ClusterNode { host: list[0].host.clone(), ports: list.iter().map(|endpoint| endpoint.port).collect() })
-        }
-        _ => Err(RendezvousError::BadEndpoints { host: host.clone(), address: address.clone() }.into()),
+/// What other nodes learn of this node's ranks.
+fn offer_of_ranks(shares: &[DeviceShare], own: &Cluster) -> NodeInfo {
+    let FrameworkServers { torch, jax } = &own.servers;
+    let named = [("torch", torch), ("jax", jax)];
+    let more = named.into_iter().filter_map(|(name, at)| Some((name.to_owned(), at.as_ref()?.to_string())));
+    NodeInfo {
+        ranks: shares.len(),
+        master: own.master.as_ref().map_or(String::new(), Endpoint::to_string),
+        endpoints: own.endpoints.iter().map(Endpoint::to_string).collect(),
+        more: more.collect(),
+        ..NodeInfo::default()
     }
+}
+
+/// What other nodes learn of this node's parameter servers and trainers.
+fn offer_of_servers(own: &PsLayout) -> NodeInfo {
+    let all = own.servers.iter().chain(&*own.workers);
+    NodeInfo {
+        ranks: own.servers.len() + own.workers.len(),
+        // The rendezvous over gloo, if this is the first node.
+        master: own.http.to_string(),
+        endpoints: all.map(Endpoint::to_string).collect(),
+        servers: own.servers.len(),
+        ..NodeInfo::default()
+    }
+}
+
+fn ps_node(member: &RoundMember) -> Result<PsNode, CliError> {
+    let mut servers = read_endpoints(member)?;
+    if member.info.servers >= servers.len() {
+        return Err(bad_endpoints(member));
+    }
+    let workers = servers.split_off(member.info.servers);
+    Ok(PsNode { servers, workers })
+}
+
+fn cluster_node(member: &RoundMember) -> Result<ClusterNode, CliError> {
+    let list = read_endpoints(member)?;
+    let host = list.first().map(|first| first.host.clone()).ok_or_else(|| bad_endpoints(member))?;
+    Ok(ClusterNode { host, ports: list.iter().map(|endpoint| endpoint.port).collect() })
+}
+
+fn read_endpoints(member: &RoundMember) -> Result<Vec<Endpoint>, CliError> {
+    let read: Option<Vec<Endpoint>> = member.info.endpoints.iter().map(|text| Endpoint::parse(text)).collect();
+    read.ok_or_else(|| bad_endpoints(member))
+}
+
+fn bad_endpoints(member: &RoundMember) -> CliError {
+    let NodeInfo { host, address, .. } = member.info.clone();
+    RendezvousError::BadEndpoints { host, address }.into()
 }

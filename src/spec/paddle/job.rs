@@ -7,6 +7,7 @@ use crate::spec::legacy::elastic;
 use crate::spec::options::{EnvVars, OptValues};
 use crate::spec::paddle::ps;
 use crate::spec::paddle::ps::PsSpec;
+use crate::spec::rendezvous;
 
 /// The kind of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +68,13 @@ pub fn check(values: &OptValues, vars: &EnvVars, warnings: &mut Vec<String>) -> 
             let idle = idle.filter(|name| values.given(name).is_some_and(|text| !text.trim().is_empty()));
             // Only options are named: a platform may set the variables for every job.
             let counted = !by_legacy_options && !values.is_set("servers");
-            let others = ["start_port", "rank", "sort_ip", "gloo_port"].into_iter().take(if counted { 4 } else { 3 });
+            let others: &[&'static str] = match (counted, rendezvous::nnodes(values)) {
+                (false, _) => &["start_port", "rank", "sort_ip"],
+                // Several nodes find each other, and have an order.
+                (true, Ok((_, 2..))) => &["start_port", "gloo_port", "elastic_level"],
+                (true, _) => &["start_port", "rank", "sort_ip", "gloo_port"],
+            };
+            let others = others.iter().copied();
             for name in idle.chain(others.filter(|name| values.on_command_line(name).is_some())) {
                 warnings.push(format!("--{name} has no effect on parameter servers"));
             }

@@ -16,7 +16,7 @@ use crate::spec::paddle::job;
 use crate::spec::paddle::job::JobKind;
 use crate::spec::paddle::nodes;
 use crate::spec::paddle::nodes::JobNodes;
-use crate::spec::paddle::ps::{PsLauncher, PsSpec};
+use crate::spec::paddle::ps::PsSpec;
 use crate::spec::paddle::tuner::Tuning;
 use crate::spec::preload;
 use crate::spec::preload::PreloadSpec;
@@ -24,7 +24,7 @@ use crate::spec::records::log_rotation::LogRotationSpec;
 use crate::spec::records::sampling::SamplingSpec;
 use crate::spec::records::{log_rotation, sampling};
 use crate::spec::rendezvous;
-use crate::spec::rendezvous::RendezvousSpec;
+use crate::spec::rendezvous::{ElasticLevel, RendezvousSpec};
 use crate::spec::restarts;
 use crate::spec::restarts::RestartSpec;
 use std::collections::BTreeSet;
@@ -191,6 +191,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
     };
     let is_open = matches!((&job, &nodes), (JobKind::Collective | JobKind::Rpc, JobNodes::One { .. }));
     let rendezvous = match &job {
+        JobKind::Ps(ps) if ps.is_by_number() => servers_rendezvous(values, &mut warnings)?,
         JobKind::Legacy(legacy) => legacy.elastic.as_ref().map(|elastic| elastic.rendezvous.clone()),
         _ if is_open => rendezvous::check(values, &mut warnings)?,
         _ => None,
@@ -290,19 +291,32 @@ fn refuse_unsupported(values: &OptValues, job: &JobKind) -> Result<(), SpecError
     Ok(())
 }
 
-/// Checks that `--nnodes` agrees with the list of nodes. Jobs with parameter servers need a list.
+/// The rendezvous of a job whose nodes have parameter servers each; `None` for a single node.
+fn servers_rendezvous(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<RendezvousSpec>, SpecError> {
+    match rendezvous::nnodes(values)? {
+        (_, 1) => Ok(None),
+        (min, max) if min < max => {
+            let why = "a job with parameter servers has a fixed number of nodes";
+            Err(values.error("nnodes", why, &format!("give {max}")))
+        }
+        _ => {
+            let asked = rendezvous::check(values, warnings)?;
+            // Paddle does not restart these jobs. What servers hold would be lost with their node.
+            Ok(asked.map(|asked| RendezvousSpec { elastic_level: ElasticLevel::Off, ..asked }))
+        }
+    }
+}
+
+/// Checks that `--nnodes` agrees with the list of nodes.
 fn check_nnodes(values: &OptValues, nodes: &JobNodes, job: &JobKind) -> Result<(), SpecError> {
-    let list = match (job, nodes) {
+    let (name, hosts) = match (job, nodes) {
         // The legacy launcher does not read PADDLE_NNODES.
         (JobKind::Legacy(_), _) | (JobKind::Ps(PsSpec::Platform { .. }), _) => return Ok(()),
-        (JobKind::Ps(PsSpec::Processes(processes)), _)
-            if processes.launcher == (PsLauncher::Launch { nnodes: Some(1) }) =>
-        {
-            None
-        }
-        (JobKind::Ps(PsSpec::Processes(processes)), _) => Some(("the list of endpoints", processes.hosts().len())),
-        (_, JobNodes::One { .. }) => None,
-        (_, JobNodes::Fixed(list)) => Some((list.from.0.as_str(), list.hosts.len())),
+        (JobKind::Ps(ps), _) if ps.is_by_number() => return Ok(()),
+        (JobKind::Ps(PsSpec::Processes(processes)), _) => ("the list of endpoints", processes.hosts().len()),
+        // Without a rendezvous it is one.
+        (_, JobNodes::One { .. }) => return Ok(()),
+        (_, JobNodes::Fixed(list)) => (list.from.0.as_str(), list.hosts.len()),
     };
     let text = values.text("nnodes").unwrap_or("1").trim();
     let (low, high) = text.split_once(':').unwrap_or((text, text));
@@ -310,19 +324,10 @@ fn check_nnodes(values: &OptValues, nodes: &JobNodes, job: &JobKind) -> Result<(
     let (Some(low), Some(high)) = (number(low), number(high)) else {
         return Err(values.error("nnodes", "is not a number of nodes", "give a number, 1 or more"));
     };
-    match list {
-        None if (low, high) == (1, 1) => Ok(()),
-        None => Err(values.error(
-            "nnodes",
-            "a job with parameter servers has no rendezvous of nodes",
-            "list all nodes with --servers and --trainers, the same on each node",
-        )),
-        Some((_, hosts)) if values.given("nnodes").is_none() || (low..=high).contains(&hosts) => Ok(()),
-        Some((name, hosts)) => {
-            let why = format!("{name} has {hosts} nodes");
-            Err(values.error("nnodes", &why, "leave it out, or correct the list"))
-        }
+    if values.given("nnodes").is_none() || (low..=high).contains(&hosts) {
+        return Ok(());
     }
+    Err(values.error("nnodes", &format!("{name} has {hosts} nodes"), "leave it out, or correct the list"))
 }
 
 /// The option that gives the devices.

@@ -30,6 +30,23 @@ impl PsSpec {
     pub fn has_host(&self, address: &str) -> bool {
         matches!(self, PsSpec::Processes(all) if all.addresses().any(|own| own.host == address))
     }
+
+    /// The same job on a node that has this address, if its processes are given by number.
+    pub fn at(mut self, host: &str) -> Self {
+        if let PsSpec::Processes(all) = &mut self
+            && matches!(all.launcher, PsLauncher::Launch { nnodes: Some(_) })
+        {
+            for address in all.servers.iter_mut().chain(&mut all.workers).chain([&mut all.http]) {
+                host.clone_into(&mut address.host);
+            }
+        }
+        self
+    }
+
+    /// Whether its processes are given by number, so that nodes which no list names can find each other.
+    pub fn is_by_number(&self) -> bool {
+        matches!(self, PsSpec::Processes(all) if matches!(all.launcher, PsLauncher::Launch { nnodes: Some(_) }))
+    }
 }
 
 /// The launcher whose options were given; the processes receive the variables of the same launcher.
@@ -37,7 +54,7 @@ impl PsSpec {
 pub enum PsLauncher {
     /// `paddle.distributed.launch`.
     Launch {
-        /// The number of nodes, if processes are given by number; `None`: by endpoint.
+        /// The number of nodes, if processes are given by number: each node then has those of its own. `None`: by endpoint.
         nnodes: Option<usize>,
     },
     /// `paddle.distributed.fleet.launch`.

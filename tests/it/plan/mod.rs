@@ -7,4 +7,5 @@ mod legacy;
 mod legacy_elastic;
 mod nodes;
 mod ps;
+mod ps_nodes;
 mod torchrun;

@@ -17,7 +17,7 @@ use rlaunch::spec::paddle::ps::PsSpec;
 use std::collections::BTreeMap;
 
 /// Options as `--name value`, variables as `NAME=value`, in one text.
-fn ask(words: &str) -> (Result<LaunchSpec, SpecError>, EnvVars) {
+pub(super) fn ask(words: &str) -> (Result<LaunchSpec, SpecError>, EnvVars) {
     let (mut flags, mut vars) = (BTreeMap::new(), EnvVars::new());
     let mut words = words.split_whitespace();
     while let Some(word) = words.next() {
@@ -33,7 +33,7 @@ fn ask(words: &str) -> (Result<LaunchSpec, SpecError>, EnvVars) {
     (check(&merge(&flags, &vars), &vars, &["train.py".into()]), vars)
 }
 
-fn facts() -> LaunchContext {
+pub(super) fn facts() -> LaunchContext {
     LaunchContext {
         python: "python".into(),
         log_dir: "/log".into(),
@@ -79,7 +79,10 @@ fn planned(words: &str) -> Result<Plan, SpecError> {
 
 /// The variables that all processes share, then those of each process.
 fn table(words: &str) -> String {
-    let plan = planned(words).unwrap();
+    table_of(&planned(words).unwrap())
+}
+
+pub(super) fn table_of(plan: &Plan) -> String {
     let of_framework = |name: &str| !name.starts_with("RLAUNCH_");
     let alike = |name: &str, value: &str| plan.ranks.iter().all(|r| r.env.get(name) == Some(value));
     let mut text = format!("{} on {} node(s), {} worker(s)\n", plan.mode, plan.nnodes, plan.world_size);
@@ -275,6 +278,8 @@ fn options_without_effect_warn_but_variables_do_not() {
     for used in ["--servers 10.0.0.9:1 --trainers 10.0.0.9:2", "--server_num 1 --worker_num 1"] {
         assert_eq!(idle(&format!("{used} {all}")), ["--start_port", "--rank", "--sort_ip"]);
     }
+    let of_nodes = format!("--server_num 1 --nnodes 2 --elastic_level 1 {all}");
+    assert_eq!(idle(&of_nodes), ["--start_port", "--gloo_port", "--elastic_level"], "they have an order");
     let variables = "PADDLE_START_PORT=7000 PADDLE_RANK=0 PADDLE_SORT_IP=1 PADDLE_GLOO_PORT=7009";
     assert_eq!(idle(&format!("--server_num 1 {variables}")), [""; 0]);
 }
@@ -335,9 +340,12 @@ fn impossible_layouts_are_refused() {
         ("--server_num 1 --gloo_port 0", "--gloo_port 0: is not a port"),
         ("--server_num 1 --worker_num 1 --http_port 70000", "--http_port 70000: is not a port"),
         (
-            "--server_num 1 --nnodes 2",
-            "--nnodes 2: a job with parameter servers has no rendezvous of nodes; list all nodes with --servers",
+            "--server_num 1 --nnodes 1:2",
+            "--nnodes 1:2: a job with parameter servers has a fixed number of nodes; give 2",
         ),
+        ("--server_num 1 --nnodes 0", "--nnodes 0: is not a number of nodes"),
+        ("--worker_num 1 --server_num 1 --nnodes 2", "--nnodes 2: the list of endpoints has 1 nodes"),
+        ("--server_num 1 --nnodes 2 --rank 2", "--rank 2: is not the number of a node: there are 2 nodes"),
         ("--nnodes 3 --servers a:1 --trainers b:2", "--nnodes 3: the list of endpoints has 2 nodes"),
         ("--server_num 1 --ips 10.0.0.1", "--ips 10.0.0.1: has no effect on parameter servers"),
         (

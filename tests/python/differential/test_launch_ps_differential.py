@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import random
 import re
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from effort import cases
-from launching import LIMIT, environment, free_ports
+from launching import LIMIT, Place, environment, free_ports, until
 from oracle import SEED, Oracle
+from preloaded import python
 
 # Values that are not the job's: folders, random names, variables that only one of the two writes.
 APART = {
@@ -155,6 +158,152 @@ def a_newer_request(draw: Draw) -> tuple[list[str], dict[str, str]]:
 def test_newer_options_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Path, case: int) -> None:
     argv, environ = a_newer_request(Draw(f"{SEED} newer {case}", NODES))
     agree(oracle, tmp_path, "newer ps", argv, environ)
+
+
+# A process that prints its environment, and waits for those of all nodes: a launcher of Paddle's that serves
+# the master ends as soon as its own processes have.
+SHOW = """
+import json, os, pathlib, time
+print(json.dumps(dict(os.environ)), flush=True)
+folder = pathlib.Path(os.environ["MEET"])
+(folder / os.environ["POD_IP"]).touch()
+deadline = time.monotonic() + 60
+while len(list(folder.iterdir())) < int(os.environ["NODES"]) and time.monotonic() < deadline:
+    time.sleep(0.02)
+"""
+RLAUNCH = [sys.executable, "-m", "rlaunch"]
+
+
+def launched_nodes(
+    folder: Path, commands: list[list[str]], environ: dict[str, str], first_at: tuple[str, int] | None = None
+) -> list[Rows]:
+    """The logs and environments of the processes of each node's launcher; each has to end successfully.
+
+    ``first_at``: where the first one serves, before the others start.
+    """
+    (folder / "meet").mkdir(parents=True)
+    (folder / "train.py").write_text(SHOW)
+    own = environment(**environ, MEET=str(folder / "meet"), NODES=str(len(commands)))
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    launchers = []
+    with ExitStack() as stack:
+        for number, command in enumerate(commands):
+            words = [*command, f"--log_dir=log{number}", "train.py"]
+            process = subprocess.Popen(words, cwd=folder, env=own, **pipes)
+            launchers.append(stack.enter_context(Place.cleaned(process)))
+            if first_at and number == 0:
+                until(lambda at=first_at: listens(*at), "the master")
+        ends = [Place.wait(launcher) for launcher in launchers]
+    assert [end.status for end in ends] == [0] * len(ends), [end.stderr for end in ends]
+    nodes = []
+    for number in range(len(commands)):
+        # Servers first; each launcher has other files beside these.
+        logs = sorted((folder / f"log{number}").glob("[sw]*erlog.*"))
+        seen = [(log.name, json.loads(log.read_text())) for log in logs]
+        nodes.append(
+            [
+                (log, {name: value for name, value in env.items() if own.get(name) != value})
+                for log, env in seen
+            ]
+        )
+    return nodes
+
+
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex((host, port)) == 0
+
+
+def of_the_job(nodes: list[Rows]) -> Rows:
+    """The rows in the order of the nodes, which is that of their servers."""
+    listed = nodes[0][0][1]["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+    first = [listed.index(f"{env['POD_IP']}:{env['PADDLE_PORT']}") for ((_, env), *_) in nodes]
+    rows = [row for _, node in sorted(zip(first, nodes, strict=True), key=lambda one: one[0]) for row in node]
+    # Without those that rlaunch has for itself.
+    return [
+        (log, {name: value for name, value in env.items() if not name.startswith("RLAUNCH_")})
+        for log, env in rows
+    ]
+
+
+def nodes_that_find_each_other(draw: Draw) -> tuple[list[list[str]], bool, dict[str, str]]:
+    """The options of each node, and whether these number the nodes."""
+    count = draw.random.randint(1, 3)
+    numbered = draw.flip()
+    shared = [f"--master=127.0.0.1:{next(draw.ports)}"]
+    environ = {}
+    if count > 1 and draw.flip(0.3):
+        environ["PADDLE_NNODES"] = str(count)
+    elif count > 1 or draw.flip():
+        shared.append(f"--nnodes={count}")
+    if draw.flip(0.3):
+        shared.append(f"--with_gloo={draw.random.randint(0, 2)}")
+    if draw.flip(0.3):
+        shared.append(f"--nproc_per_node={draw.random.randint(1, 3)}")
+    if draw.flip(0.3):
+        shared.append(f"--job_id=job{draw.random.randint(0, 9)}")
+    nodes = []
+    for rank in draw.random.sample(range(count), count):
+        counts = [
+            f"--{name}={draw.random.randint(0, 2)}"
+            for name in ("server_num", "trainer_num")
+            if draw.flip(0.7)
+        ]
+        # Paddle serves at its own address what is asked for at 127.0.0.1.
+        own = ["--run_mode=ps", *counts, f"--host=127.0.0.{2 + len(nodes)}"]
+        nodes.append([*shared, *own, *([f"--rank={rank}"] if numbered else [])])
+    return nodes, numbered, environ
+
+
+@pytest.mark.parametrize("case", range(cases(8, 60)))
+def test_nodes_that_find_each_other_tell_their_processes_the_same(tmp_path: Path, case: int) -> None:
+    nodes, numbered, environ = nodes_that_find_each_other(Draw(f"{SEED} nodes {case}", NODES))
+    ours = launched_nodes(tmp_path / "ours", [[*RLAUNCH, *node] for node in nodes], environ)
+    own = of_the_job(ours)
+    if not numbered:
+        # Names that are drawn decide the order, but for the node that serves the master: Paddle gets ours.
+        hosts = list(dict.fromkeys(env["POD_IP"] for _, env in own))
+        nodes = [[*node, f"--rank={hosts.index(f'127.0.0.{2 + at}')}"] for at, node in enumerate(nodes)]
+    paddle = [*python("paddle"), "-m", "paddle.distributed.launch", "--enable_gpu_log=0"]
+    theirs = launched_nodes(tmp_path / "theirs", [[*paddle, *node] for node in nodes], environ)
+    master = nodes[0][0].rpartition(":")[2]
+    assert normal(own, {master}, by_place=True) == normal(of_the_job(theirs), {master}, by_place=True)
+
+
+@pytest.mark.parametrize("first", ["rlaunch", "paddle"])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_nodes_of_both_launchers_find_each_other(tmp_path: Path, first: str, numbered: bool) -> None:
+    """`first` serves the master; with numbers it is the second node."""
+    port = free_ports(1)
+    paddle = [*python("paddle"), "-m", "paddle.distributed.launch", "--enable_gpu_log=0"]
+    launchers = [RLAUNCH, paddle, RLAUNCH] if first == "rlaunch" else [paddle, RLAUNCH, RLAUNCH]
+    shared = ["--nnodes=3", "--run_mode=ps", "--trainer_num=2"]
+    # Paddle's launcher takes 127.0.0.1 for its own address, at which rlaunch does not serve.
+    masters = [
+        "127.0.0.1" if first == "paddle" or launcher is RLAUNCH else "localhost" for launcher in launchers
+    ]
+    commands = [
+        [
+            *launcher,
+            *shared,
+            f"--master={masters[at]}:{port}",
+            f"--server_num={1 + at}",
+            f"--host=127.0.0.{2 + at}",
+        ]
+        for at, launcher in enumerate(launchers)
+    ]
+    if numbered:
+        commands = [[*command, f"--rank={(at + 1) % 3}"] for at, command in enumerate(commands)]
+    rows = of_the_job(launched_nodes(tmp_path / "job", commands, {}, ("127.0.0.1", port)))
+    hosts = list(dict.fromkeys(env["POD_IP"] for _, env in rows))
+    assert hosts[1 if numbered else 0] == "127.0.0.2"
+    assert hosts[2] == "127.0.0.3" or not numbered
+    for name in ("PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_GLOO_HTTP_ENDPOINT"):
+        assert len({env[name] for _, env in rows}) == 1, name
+    normal(rows, set(), by_place=True)
+    trainers = [env for _, env in rows if env["TRAINING_ROLE"] == "TRAINER"]
+    assert [env["PADDLE_TRAINER_ID"] for env in trainers] == [str(number) for number in range(6)]
+    assert {(env["PADDLE_TRAINERS_NUM"], env["PADDLE_NNODES"]) for _, env in rows} == {("6", "3")}
 
 
 def of_a_kind(draw: Draw, kind: str, local: bool, default_ports: bool = False) -> list[str]:

@@ -241,6 +241,61 @@ def test_a_duplicate_node_rank_is_named(theirs: Any) -> None:
         native_hooks.sync_with_paddle_master("127.0.0.1", port, "other", 2, "us", 0, payload("us", 0), 0.5)
 
 
+def servers_payload(name: str, host: str = "127.0.0.1") -> str:
+    offer = {"servers": [f"{host}:6"], "trainers": [f"{host}:7", f"{host}:8"], "gloo_port": 9}
+    return json.dumps({"name": name, "rank": -1, "dtype": "cpu", **offer})
+
+
+def test_both_read_the_servers_and_trainers_of_each_other(ours: native_hooks.Master) -> None:
+    def meet() -> Any:
+        with paddle_s(ours.port) as master:
+            return master.sync_peers("/default/info", "zzzzzz", servers_payload("zzzzzz", "10.0.0.9"), 2, -1)
+
+    node = Node(ours.port, "aaaaaa", 2)
+    node.offer |= {"ranks": 3, "servers": 2, "endpoints": [f"127.0.0.1:{port}" for port in (4, 6, 7)]}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet)
+        members = [member["info"] for member in node.join().round()]
+        peers, index = waiting.result(PATIENCE)
+    assert index == 1
+    assert [(one["servers"], one["endpoints"], one["master"]) for one in members] == [
+        (2, ["127.0.0.1:4", "127.0.0.1:6", "127.0.0.1:7"], "127.0.0.1:5"),
+        (1, ["10.0.0.9:6", "10.0.0.9:7", "10.0.0.9:8"], "10.0.0.9:9"),
+    ]
+    said = json.loads(peers[0])
+    assert said["servers"] == ["127.0.0.1:4", "127.0.0.1:6"]
+    assert (said["trainers"], said["gloo_port"]) == (["127.0.0.1:7"], 5)
+
+
+OTHERS_SERVE = "was started with parameter servers, this node without; start all nodes alike"
+NONE_SERVE = "was started without parameter servers, this node with; start all nodes alike"
+
+
+@pytest.mark.parametrize(
+    ("theirs_is", "own", "why"),
+    [
+        (payload("first", -1), ["--server_num=1"], NONE_SERVE),
+        (servers_payload("first"), ["--nproc_per_node=1"], OTHERS_SERVE),
+        (
+            servers_payload("first"),
+            ["--server_num=1", "--sort_ip=true"],
+            "--sort_ip: the master at 127.0.0.1:",
+        ),
+    ],
+)
+def test_a_node_at_paddle_s_master_whose_job_is_of_another_kind_ends(
+    place: Place, theirs: Any, theirs_is: str, own: list[str], why: str
+) -> None:
+    port = theirs.server_address[1]
+    assert KVClient(f"127.0.0.1:{port}").put("/default/info/first/-1", theirs_is)
+    place.script("tell('began')")
+    ended = place.run(f"--master=127.0.0.1:{port}", "--nnodes=2", *own, "train.py")
+    assert ended.status == 73, ended.stderr
+    (line,) = ended.error_lines()
+    assert why in line
+    assert not [name for name in place.names() if name.startswith("began")]
+
+
 def test_no_proxy_is_asked(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")

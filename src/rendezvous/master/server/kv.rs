@@ -8,7 +8,7 @@ use crate::net::server::OVERHEAD;
 use crate::protocol::Publication;
 use crate::protocol::member_list;
 use crate::protocol::record::FORMAT;
-use crate::protocol::{JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeStatus};
+use crate::protocol::{JobPhase, JobState, NodeInfo, NodeRecord, NodeStatus, read_paddle_payload};
 use crate::rendezvous::master::frame::{MAX_RECORD, is_id};
 use crate::rendezvous::master::http;
 use serde_json::Value;
@@ -250,24 +250,12 @@ fn name_of(key: &str) -> &str {
 /// Makes a node's record of the entry of a launcher of Paddle's; `None` if it is something else.
 fn parse_record(name: &str, rank: &str, payload: &str) -> Option<String> {
     let payload: Value = serde_json::from_str(payload).ok()?;
-    let text = |name: &str| payload.get(name).and_then(Value::as_str);
-    let master = text("candidate")?;
-    let address = master.rsplit_once(':')?.0.to_owned();
-    let endpoints = text("endpoints")?.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
     let info = NodeInfo {
         name: name.to_owned(),
         rank: rank.parse().ok(),
-        host: address.clone(),
-        address,
         address_from: "Paddle's launcher says so".to_owned(),
-        ranks: payload.get("replicas").and_then(Value::as_u64).and_then(|count| usize::try_from(count).ok())?,
-        device: text("dtype").unwrap_or_default().to_owned(),
-        master: master.to_owned(),
-        endpoints,
-        rules: JobRules::default(),
         version: "Paddle's".to_owned(),
-        is_paddle_launcher: true,
-        ..NodeInfo::default()
+        ..read_paddle_payload(&payload)?
     };
     let record = NodeRecord { format: FORMAT, info, status: NodeStatus::Ready { seen: 0 } };
     serde_json::to_string(&record).ok()
@@ -309,7 +297,7 @@ fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::protocol::Coordinator;
-    use crate::protocol::CoordinatorLogic;
+    use crate::protocol::{CoordinatorLogic, JobRules};
     use proptest::prelude::*;
     use serde_json::Map;
 

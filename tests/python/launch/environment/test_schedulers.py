@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,24 @@ def test_two_launchers_of_slurm_are_one_job(tmp_path: Path, command: list[str]) 
     else:
         said = "rlaunch: Slurm has started launchers on 2 nodes (SLURM_STEP_NUM_NODES"
         assert [end.stderr.count(said) for end in ended] == [1, 0], ended
+
+
+def test_nodes_of_slurm_with_parameter_servers_are_one_job(tmp_path: Path) -> None:
+    body = """
+    import os
+    from pathlib import Path
+    servers = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+    own = os.environ["POD_IP"] + ":" + os.environ["PADDLE_PORT"]
+    if os.environ["TRAINING_ROLE"] == "PSERVER":
+        Path(f"server.{servers.index(own)}.of.{len(servers)}.on.{os.environ['SLURM_NODEID']}").touch()
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(body))
+    nodes = [
+        start(tmp_path, COMMANDS["rlaunch"], "--server_num=1", env=step(node, tmp_path)) for node in range(2)
+    ]
+    ended = [Place.wait(node) for node in nodes]
+    assert [end.status for end in ended] == [0, 0], ended
+    assert {path.name for path in tmp_path.glob("server.*")} == {"server.0.of.2.on.0", "server.1.of.2.on.1"}
 
 
 @pytest.mark.parametrize(
