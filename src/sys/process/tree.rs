@@ -260,29 +260,220 @@ pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> Vec<i32> {
 #[expect(clippy::disallowed_methods, reason = "the mask of these children is of no importance")]
 mod tests {
     use super::*;
-    use std::os::unix::process::CommandExt;
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
     use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    fn own() -> i32 {
+        std::process::id() as i32
+    }
+
+    fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
+        let late = Instant::now() + Duration::from_secs(20);
+        while !holds() {
+            assert!(Instant::now() < late, "{what}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// `cat`, which waits for its input, ended with the value.
+    struct Cat(Child);
+
+    impl Cat {
+        fn start(with: impl Fn(&mut Command) -> &mut Command) -> io::Result<Self> {
+            let mut command = Command::new("cat");
+            let cat = with(command.stdin(Stdio::piped())).spawn()?;
+            let reader = LockedFileReader::default();
+            await_that("it has its own command line", || command_line(&reader, cat.id() as i32).starts_with(b"cat\0"));
+            Ok(Self(cat))
+        }
+
+        fn pid(&self) -> i32 {
+            self.0.id() as i32
+        }
+
+        /// Ends it and leaves the zombie.
+        fn end(&mut self) -> io::Result<()> {
+            drop(self.0.stdin.take());
+            let pidfd = pidfd::open(self.pid())?;
+            await_that("it ends", || pidfd::has_ended(pidfd.as_fd()).is_ok_and(|ended| ended));
+            Ok(())
+        }
+    }
+
+    impl Drop for Cat {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
 
     #[test]
     fn a_zombie_is_no_living_member_of_its_group() -> io::Result<()> {
-        let mut leader = Command::new("cat").stdin(Stdio::piped()).process_group(0).spawn()?;
-        let group = leader.id() as i32;
-        let mut member = Command::new("cat").stdin(Stdio::piped()).process_group(group).spawn()?;
+        let mut leader = Cat::start(|command| command.process_group(0))?;
+        let group = leader.pid();
+        let mut member = Cat::start(|command| command.process_group(group))?;
         assert!(has_living_child_in(group));
-        let end = |child: &mut Child| -> io::Result<()> {
-            drop(child.stdin.take());
-            while !pidfd::has_ended(pidfd::open(child.id() as i32)?.as_fd())? {
-                std::thread::yield_now();
-            }
-            Ok(())
-        };
-        end(&mut leader)?;
+        leader.end()?;
         assert!(has_living_child_in(group), "the member lives");
-        end(&mut member)?;
+        member.end()?;
         assert!(!has_living_child_in(group), "both are zombies");
-        leader.wait()?;
-        member.wait()?;
+        drop((leader, member));
         assert!(!has_living_child_in(group));
+        Ok(())
+    }
+
+    #[test]
+    fn children_are_listed_with_zombies() -> io::Result<()> {
+        let (cat, mut zombie) = (Cat::start(|command| command)?, Cat::start(|command| command)?);
+        zombie.end()?;
+        let found = children(own());
+        assert!(found.contains(&cat.pid()) && found.contains(&zombie.pid()) && !found.contains(&own()), "{found:?}");
+        assert!(children(cat.pid()).is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn only_a_process_that_sleeps_has_a_wait_channel() -> io::Result<()> {
+        let cat = Cat::start(|command| command)?;
+        let path = format!("/proc/{}/wchan", cat.pid());
+        await_that("it sleeps", || ProcStat::of(cat.pid()).is_some_and(|stat| stat.state == 'S'));
+        let shown = std::fs::read_to_string(path)?;
+        // "0" in some containers, whatever it does.
+        assert_eq!(wait_channel(cat.pid()), Some(shown).filter(|shown| shown != "0"));
+        assert_eq!(wait_channel(nix::unistd::gettid().as_raw()), None, "this thread runs");
+        Ok(())
+    }
+
+    #[test]
+    fn a_variable_has_all_of_its_name() {
+        let environment = b"AB=2\0A=1\0EMPTY=\0NOT";
+        assert_eq!(variable(environment, "A"), Some(&b"1"[..]));
+        assert_eq!(variable(environment, "EMPTY"), Some(&b""[..]));
+        assert_eq!([variable(environment, "B"), variable(environment, "NOT")], [None, None]);
+    }
+
+    #[test]
+    fn helpers_are_known_by_their_names_and_command_lines() -> io::Result<()> {
+        let (reader, mut stat) = (LockedFileReader::default(), ProcStat::of(own()).ok_or(io::ErrorKind::NotFound)?);
+        let of = |stat: &ProcStat, words: &[u8]| CleanupHelper::of(&reader, stat, words);
+        let server = b"python\0-c\0from multiprocessing.forkserver import main; main(3)\0";
+        let fork_server = Cat::start(|command| command.args(["-u", "-", "from forkserver import main"]))?;
+        assert_eq!(
+            of(&stat, b"python\0-c\0from multiprocessing.resource_tracker import main;main(3)\0"),
+            Some(CleanupHelper::Multiprocessing)
+        );
+        assert_eq!(of(&stat, server), Some(CleanupHelper::Multiprocessing));
+        assert_eq!(of(&stat, b"python\0train.py\0"), None);
+        stat.parent = fork_server.pid();
+        assert_eq!(of(&stat, server), None, "a process that the fork server has forked");
+        stat.name = "torch_shm_manag".to_owned();
+        assert_eq!(of(&stat, b""), Some(CleanupHelper::TorchShmManager));
+        Ok(())
+    }
+
+    #[test]
+    fn torch_memory_is_being_created_until_its_name_is_removed() -> io::Result<()> {
+        let path = format!("/dev/shm/torch_{}_1_0", own());
+        let file = std::fs::File::create(&path)?;
+        let seen = (is_creating_torch_memory(own()), torch_memory_creators().contains(&own()));
+        std::fs::remove_file(&path)?;
+        assert_eq!(seen, (true, true));
+        assert!(!is_creating_torch_memory(own()), "{file:?} has no name any more");
+        assert!(!torch_memory_creators().contains(&own()));
+        Ok(())
+    }
+
+    #[test]
+    fn keys_are_read_where_ranks_may_have_them() -> io::Result<()> {
+        const NAME: &str = "KEY_OF_THIS_TEST";
+        assert_eq!(KeyPlaces::of(true), KeyPlaces::EnvironmentAndMemory);
+        assert_eq!(KeyPlaces::of(false), KeyPlaces::Environment);
+        let (mine, other) =
+            (Cat::start(|command| command.env(NAME, "a/1"))?, Cat::start(|command| command.env(NAME, "b/1"))?);
+        let bare = Cat::start(|command| command.env_clear())?;
+        mark::mark_memory("a/2")?;
+        let reader = LockedFileReader::default();
+        let pids = [mine.pid(), other.pid(), bare.pid(), own()];
+        let found = keys(&reader, pids, NAME, KeyPlaces::Environment);
+        assert_eq!(found.keys.get(&mine.pid()), Some(&vec![b"a/1".to_vec()]));
+        assert_eq!(found.keys.get(&own()), Some(&vec![]), "an environment that is whole");
+        assert_eq!((found.bare, found.late), (BTreeSet::from([bare.pid()]), BTreeSet::new()));
+        let prefix = |places| with_key_prefix(&reader, pids, (NAME, "a/"), places).found;
+        assert_eq!(prefix(KeyPlaces::Environment), BTreeSet::from([mine.pid()]));
+        assert_eq!(prefix(KeyPlaces::EnvironmentAndMemory), BTreeSet::from([mine.pid(), own()]));
+        let is_overwritten = [&b""[..], b"A=1\0", b"a title\0\0"].map(is_overwritten);
+        assert_eq!(is_overwritten, [false, false, true]);
+        Ok(())
+    }
+
+    #[test]
+    fn processes_that_are_older_or_gone_are_not_looked_at() -> io::Result<()> {
+        const NAME: &str = "KEY_OF_ANOTHER_TEST";
+        let cats = [(); 3].map(|()| Cat::start(|command| command.env(NAME, "a/1")));
+        let [young, old, zombie] = cats;
+        let (young, old, zombie) = (young?, old?, zombie?);
+        let state = |started: u64, state: char| {
+            ProcStat::of(own()).map(|stat| ProcStat { started, state, ..stat }).ok_or(io::ErrorKind::NotFound)
+        };
+        let all = Snapshot::of([
+            (own(), state(100, 'R')?),
+            (young.pid(), state(100, 'S')?),
+            (old.pid(), state(99, 'S')?),
+            (zombie.pid(), state(101, 'Z')?),
+        ]);
+        let reader = LockedFileReader::default();
+        let keyed = all_with_key(&reader, &all, (NAME, "a/"), KeyPlaces::Environment);
+        assert_eq!(keyed, KeyedProcesses { found: BTreeSet::from([young.pid()]), late: BTreeSet::new() });
+        let all = Snapshot::take();
+        assert_eq!(all_with_key(&reader, &all, (NAME, "a/"), KeyPlaces::Environment).found.len(), 3);
+        Ok(())
+    }
+
+    #[test]
+    fn a_process_is_signalled_only_if_it_is_the_one() -> io::Result<()> {
+        let (mut killed, mut ended) = (Cat::start(|command| command)?, Cat::start(|command| command)?);
+        assert_eq!(kill_if(killed.pid(), |_| false), None);
+        kill_leaderless(killed.pid());
+        assert!(signal_if(ended.pid(), libc::SIGTERM, |stat| stat.parent == own()).is_some());
+        assert_eq!(ended.0.wait()?.signal(), Some(libc::SIGTERM));
+        assert_eq!(killed.0.try_wait()?, None, "neither call has killed it");
+        let stat = kill_if(killed.pid(), |stat| stat.name == "cat");
+        assert_eq!(stat.map(|stat| stat.parent), Some(own()));
+        assert_eq!(killed.0.wait()?.signal(), Some(libc::SIGKILL));
+        let mut zombie = Cat::start(|command| command)?;
+        zombie.end()?;
+        assert_eq!(kill_if(zombie.pid(), |_| true), None);
+        Ok(())
+    }
+
+    #[test]
+    fn threads_beside_the_first_are_counted() -> io::Result<()> {
+        let cat = Cat::start(|command| command)?;
+        assert!(has_other_threads(own()), "this test runs in one");
+        assert!(!has_other_threads(cat.pid()));
+        Ok(())
+    }
+
+    #[test]
+    fn only_processes_that_no_owner_knows_are_reaped() -> io::Result<()> {
+        let (mut orphan, mut known) = (Cat::start(|command| command)?, Cat::start(|command| command)?);
+        known.end()?;
+        orphan.end()?;
+        // It ends at a zombie that is known, such as that of another test.
+        let mut reaped = Vec::new();
+        let pid = orphan.pid();
+        await_that("it is reaped", || {
+            reaped.extend(reap_orphans(|other| other != pid));
+            reaped.contains(&pid) || {
+                let _ = known.0.try_wait();
+                false
+            }
+        });
+        assert_eq!(reaped, [pid]);
+        assert!(orphan.0.try_wait().is_err(), "reaped twice");
+        // Its number may be another process's by now.
+        std::mem::forget(orphan);
         Ok(())
     }
 }

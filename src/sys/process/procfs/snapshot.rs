@@ -23,7 +23,7 @@ impl Snapshot {
     }
 
     /// A snapshot with these processes.
-    fn of(processes: impl IntoIterator<Item = (i32, ProcStat)>) -> Self {
+    pub(in crate::sys::process) fn of(processes: impl IntoIterator<Item = (i32, ProcStat)>) -> Self {
         let processes: BTreeMap<i32, ProcStat> = processes.into_iter().collect();
         let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
         for (pid, stat) in &processes {

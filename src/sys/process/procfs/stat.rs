@@ -102,6 +102,10 @@ mod tests {
             [ProcStat::parse(b""), ProcStat::parse(b"1 ) ("), ProcStat::parse(b"1 (x) R 1")],
             [None, None, None]
         );
+        let ticks = ticks_per_second() as f64;
+        assert_eq!((stat.cpu_seconds(), stat.cpu_seconds_with_waited()), (3.0 / ticks, 10.0 / ticks));
+        // SAFETY: sysconf on an integer.
+        assert_eq!(ticks as i64, unsafe { libc::sysconf(libc::_SC_CLK_TCK) });
         assert!(stat.is_alive());
         let exiting = ProcStat::parse(b"12 (a) D 1 2 3 0 -1 4194564 9");
         assert!(exiting.is_some_and(|stat| !stat.is_alive()), "PF_EXITING");
