@@ -22,6 +22,8 @@ const ENFORCED_AFTER: usize = 2;
 const ENFORCED: usize = 3;
 /// The round that the present ranks run.
 const ROUND: usize = 4;
+/// How many words there are.
+const WORDS: usize = 5;
 
 const TIME_BITS: u32 = 48;
 
@@ -41,7 +43,7 @@ pub struct NodeLease {
 impl NodeLease {
     /// A lease that was never renewed, without ranks.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { words: SharedWords::new("rlaunch-lease")?, held: fd::eventfd(EfdFlags::EFD_NONBLOCK)? })
+        Ok(Self { words: SharedWords::new("rlaunch-lease", WORDS)?, held: fd::eventfd(EfdFlags::EFD_NONBLOCK)? })
     }
 
     /// The backend has confirmed the renewal that was sent at `sent` (`clock::boot`). `number`: another for each lease that the
@@ -132,7 +134,8 @@ pub struct RankLease {
 impl RankLease {
     /// Opens the lease by its path (`NodeLease::path`).
     pub fn open(path: &Path, round: u64) -> io::Result<Self> {
-        Ok(Self { words: ForeignWords::open(path)?, round })
+        let words = ForeignWords::open(path)?;
+        if words.count() == WORDS { Ok(Self { words, round }) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
     /// Whether the round is still its node's, and the lease has not lapsed. Costs no system call where the kernel serves the clock
