@@ -9,23 +9,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launching import LIMIT, Ended, environment
+from launching import LIMIT, TALKING, Ended, environment
 
 PREEMPTED, TERMINATED = 78, 128 + 15
 
 # A rank's state after N steps is the sum of their numbers. A checkpoint is whole or not there.
-STEPS = """
-import json, random, rlaunch
+STEPS = f"""
+import json, os, random, signal, sys, time, rlaunch
 rank = int(os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"])
 seconds, last = float(os.environ.get("STEP_SECONDS", "0.002")), int(os.environ.get("LAST_STEP", "-1"))
-
+{TALKING}
 def on_term(*_):
     tell("terminated")
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, on_term)
 try:
-    with open(f"checkpoint.{rank}") as file:
+    with open(f"checkpoint.{{rank}}") as file:
         step, state = json.load(file)
 except FileNotFoundError:
     step = state = 0
@@ -34,7 +34,7 @@ while step != last:
         tell("left", rlaunch.time_left())
         tell("checkpoint", json.dumps([step, state]))
         sys.exit(0)
-    if not os.path.exists(f"ready.{rank}"):
+    if not os.path.exists(f"ready.{{rank}}"):
         tell("ready", os.getpid())
     time.sleep(random.random() * seconds)
     step, state = step + 1, state + step

@@ -80,7 +80,7 @@ def test_a_random_notice_ends_both_nodes_at_one_step(case: int, backend: str, tm
     rng = random.Random(f"{backend} {case}")
     job = TwoNodes(tmp_path, backend, (rng.randint(1, 2), rng.randint(1, 2)))
     node, how, after = rng.randrange(2), rng.choice(["SIGTERM", "rlaunch preempt"]), rng.random() * 0.5
-    Place(tmp_path).script(STEPS)
+    (tmp_path / "train.py").write_text(STEPS)
     with job.run(STEP_SECONDS=str(rng.choice([0.0004, 0.002, 0.02]))) as launchers:
         job.await_ready(launchers)
         time.sleep(after)
@@ -103,7 +103,7 @@ def test_a_random_notice_ends_both_nodes_at_one_step(case: int, backend: str, tm
 
 def test_notices_to_both_nodes_at_once_are_one(tmp_path: Path) -> None:
     job = TwoNodes(tmp_path, "c10d", (2, 1))
-    Place(tmp_path).script(STEPS)
+    (tmp_path / "train.py").write_text(STEPS)
     with job.run() as launchers:
         job.await_ready(launchers)
         for launcher in launchers:
@@ -117,7 +117,7 @@ def test_nodes_without_a_rendezvous_are_stopped_by_sigterm(tmp_path: Path) -> No
     place = Place(tmp_path)
     place.script(STEPS)
     # The other node does not exist: ranks do not talk with each other.
-    options = ["--ips=127.0.0.1,127.0.0.2", "--host=127.0.0.1", f"--start_port={free_ports(1)}"]
+    options = ["--ips=10.99.0.1,10.99.0.2", "--host=10.99.0.1", f"--start_port={free_ports(1)}"]
     with place.start(*options, "--nproc_per_node=1", "train.py", env=variables(tmp_path / "run")) as launcher:
         place.ready(1)
         launcher.send_signal(signal.SIGTERM)
