@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._preload.registry import end_zygotes
     from ._rank.checkpoint import checkpoint_guard, lease_valid
     from ._rank.heartbeat import heartbeat
+    from ._rank.stop import should_stop, time_left
     from ._spawn.context import MultiprocessContext
     from ._spawn.plan.options import SpawnOptions
     from ._spawn.spawn import spawn
@@ -66,7 +67,9 @@ __all__ = [
     "init_parallel_env",
     "launch",
     "lease_valid",
+    "should_stop",
     "spawn",
+    "time_left",
 ]
 
 # The module of each name, imported on first use: every pytest with rlaunch's plugin imports this package.
@@ -76,6 +79,7 @@ _LAZY = {
     "_preload.registry": ("end_zygotes",),
     "_rank.checkpoint": ("checkpoint_guard", "lease_valid"),
     "_rank.heartbeat": ("heartbeat",),
+    "_rank.stop": ("should_stop", "time_left"),
     "_spawn.context": ("MultiprocessContext",),
     "_spawn.plan.options": ("SpawnOptions",),
     "_spawn.spawn": ("spawn",),

@@ -10,6 +10,7 @@ __all__ = [
     "PortLeases",
     "Rank",
     "RankLease",
+    "RankStop",
     "Spawner",
     "__version__",
     "addresses",
@@ -178,3 +179,9 @@ class Joiner:
 class RankLease:
     def __new__(cls, path: str, round: int) -> RankLease: ...
     def is_valid(self) -> bool: ...
+
+@final
+class RankStop:
+    def __new__(cls, address: str) -> RankStop: ...
+    def ask(self, step: int) -> bool | None: ...
+    def time_left(self) -> float | None: ...

@@ -102,6 +102,7 @@ pub const VARIABLES: &[Variable] = &[
     var("RLAUNCH_RANK_KEY", "launch, legacy, spawn, run", "identifies the processes of this rank: random key, attempt, local rank", "q0Zk83hTqWm2xVb9/0/1"),
     var("RLAUNCH_ROUND", "launch, legacy, run", "number of the round of the job, from 1: it grows by one whenever all ranks start again", "1"),
     var("RLAUNCH_ROUND_LEASE", "launch, legacy, run", "memory with the lease that this rank runs under, for rlaunch.lease_valid(); only where the job goes on without a lost node", "/proc/4711/fd/9"),
+    var("RLAUNCH_STOP_SLOT", "launch, legacy, run", "memory with the step at which all ranks stop, for rlaunch.should_stop(), and the place of this rank in it", "/proc/4711/fd/11:0"),
     var("ROLE_NAME", "run", "value of --role", "default"),
     var("ROLE_RANK", "run", "rank among the ranks of its role", "1"),
     var("ROLE_WORLD_SIZE", "run", "number of ranks of its role", "2"),

@@ -59,6 +59,7 @@ pub mod node;
 pub mod order;
 pub mod record;
 pub mod state;
+pub mod stop_step;
 
 pub use crate::protocol::codec::{paddle_entry, read_paddle_payload};
 pub use crate::protocol::coordinator::Coordinator;

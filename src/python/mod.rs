@@ -9,6 +9,7 @@ mod guardian;
 mod join;
 mod rank;
 mod rank_lease;
+mod rank_stop;
 mod run;
 #[cfg(feature = "test-hooks")]
 mod test_hooks;
@@ -73,6 +74,8 @@ mod lib {
     use super::rank::{PortLeases as ExportedPortLeases, Rank, Spawner, set_up_rank_process};
     #[pymodule_export]
     use super::rank_lease::PyRankLease;
+    #[pymodule_export]
+    use super::rank_stop::PyRankStop;
     #[pymodule_export]
     use super::run::{run_completion, run_main, run_options};
     #[pymodule_export]

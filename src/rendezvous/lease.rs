@@ -26,6 +26,9 @@ const ROUND: usize = 4;
 /// The lease's name at the backend, where it has one; 0: none.
 const NAME: usize = 5;
 
+/// How many words there are.
+const WORDS: usize = 6;
+
 /// Letters and digits of a node's id, which no other launcher has.
 const ID_LENGTH: usize = 16;
 
@@ -49,7 +52,11 @@ impl NodeLease {
     /// A lease that was never renewed, without ranks, of a node with a new id.
     pub fn new() -> io::Result<Self> {
         let node_id = random::alphanumeric(ID_LENGTH);
-        Ok(Self { node_id, words: SharedWords::new("rlaunch-lease")?, held: fd::eventfd(EfdFlags::EFD_NONBLOCK)? })
+        Ok(Self {
+            node_id,
+            words: SharedWords::new("rlaunch-lease", WORDS)?,
+            held: fd::eventfd(EfdFlags::EFD_NONBLOCK)?,
+        })
     }
 
     /// The id of this node in its job.
@@ -155,7 +162,8 @@ pub struct RankLease {
 impl RankLease {
     /// Opens the lease by its path (`NodeLease::path`).
     pub fn open(path: &Path, round: u64) -> io::Result<Self> {
-        Ok(Self { words: ForeignWords::open(path)?, round })
+        let words = ForeignWords::open(path)?;
+        if words.count() == WORDS { Ok(Self { words, round }) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
     /// Whether the round is still its node's, and the lease has not lapsed. Costs no system call where the kernel serves the clock

@@ -1,6 +1,7 @@
 //! The event loop of the supervisor process: runs a plan to its end. It waits for signals, the preload server, the other
 //! nodes and growing logs, and passes what happens on to the engine.
 
+mod preempt;
 mod watch_ranks;
 
 use super::engine::Engine;
@@ -8,6 +9,7 @@ use super::sweep;
 use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SAMPLES, SIGNALS, ZYGOTE};
 use super::zygote::Zygote;
 use crate::plan::{Plan, RankPlan};
+use crate::protocol::stop_step::StopAgreement;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::job_status::LaunchPhase;
 use crate::run::control::live_status::{RestartRefused, RestartRequest};
@@ -85,6 +87,7 @@ pub fn run(
     }
     if let Some(peers) = &mut peers {
         peers.resume_store()?;
+        preempt::connect(peers, &launch.preempt_link);
         engine.poll().readable(&*peers, NODES)?;
     }
     let round = launch.round.as_ref().map(|round| round.number);
@@ -111,6 +114,8 @@ pub fn run(
         slow_stop: SlowStop::No,
         round_stop: None,
         outcome: JobOutcome::AsReported,
+        agreement: None,
+        was_signalled: false,
     };
     event_loop.run()
 }
@@ -150,6 +155,10 @@ struct EventLoop<'a> {
     exits: ExitDetector<'a>,
     round_stop: Option<RoundStop>,
     outcome: JobOutcome,
+    /// On the step at which the ranks stop, once they are to.
+    agreement: Option<StopAgreement>,
+    /// A stop signal has come.
+    was_signalled: bool,
 }
 
 impl<'a> EventLoop<'a> {
@@ -174,6 +183,7 @@ impl<'a> EventLoop<'a> {
                 self.handle_token(token)?;
             }
             self.check_membership()?;
+            self.check_notices()?;
             self.report_to_peers();
             if self.engine.start_next(&mut self.ranks)? {
                 self.reap_orphans();
@@ -215,7 +225,7 @@ impl<'a> EventLoop<'a> {
         let check_at = self.phase.next_check(self.membership.as_ref().and_then(|membership| membership.due()));
         let slow_at = self.zygote().and_then(Zygote::slow_at);
         let stop_at = if let SlowStop::At(at) = self.slow_stop { Some(at) } else { None };
-        let watched = [self.hangs.due(), self.exits.due()];
+        let watched = [self.hangs.due(), self.exits.due(), self.notice_due()];
         let due = [check_at, output_at, slow_at, stop_at].into_iter().chain(watched).flatten().min();
         due.map(|at| at.saturating_sub(clock::now()))
     }
@@ -279,7 +289,7 @@ impl<'a> EventLoop<'a> {
                     }
                     if let Some(event) = self.event_of(signal, SignalRoute::Directly) {
                         self.ranks.suspend_or_resume_zygote(&event);
-                        self.send(event)?;
+                        self.signalled(event)?;
                     }
                 }
                 self.reap_orphans();
@@ -289,13 +299,14 @@ impl<'a> EventLoop<'a> {
                 }
                 if let Some(grace) = self.launch.status.take_grace_limit() {
                     self.send(SupervisorEvent::LimitGrace(grace))?;
+                    self.shorten_notice(grace);
                 }
             }
             REQUESTS => match self.supervisor.requested() {
                 Some(requested) => {
                     for signal in requested {
                         if let Some(event) = self.event_of(signal, SignalRoute::Requested) {
-                            self.send(event)?;
+                            self.signalled(event)?;
                         }
                     }
                 }
@@ -451,6 +462,10 @@ impl<'a> EventLoop<'a> {
         let Some(report) = engine.report().cloned() else {
             return Err(io::Error::other("the job ended without a report"));
         };
+        let stopped_at = ranks.stop_words.as_ref().and_then(|words| words.stopped_at());
+        if let (Some(step), JobOutcome::AsReported, NodeOutcome::Completed) = (stopped_at, &outcome, &report.outcome) {
+            outcome = JobOutcome::Preempted(step);
+        }
         let RankProcesses { processes, swept, journal, .. } = ranks;
         Ok(LaunchResult {
             report,

@@ -6,6 +6,7 @@ use crate::run::control::live_status::LiveStatus;
 use crate::run::first_failure::FirstFailure;
 use crate::run::gpu_reader::GpuReader;
 use crate::run::multi_node::membership::RoundStop;
+use crate::run::preempt::link::PreemptLink;
 use crate::run::sampling::queue::SampleQueue;
 use crate::run::stacks::collector::StackReader;
 use crate::run::sweep;
@@ -15,6 +16,7 @@ use crate::spec::hang::HangSpec;
 use crate::spec::no_sweep;
 use crate::spec::records::log_rotation::LogRotationSpec;
 use crate::spec::records::sampling::SamplingSpec;
+use crate::spec::scheduler::preempt::PreemptSpec;
 use crate::supervise::{ChildId, ProgressNote, SupervisionPolicy};
 use crate::sys::process::cgroup::JobCgroup;
 use crate::sys::process::tree::KeyPlaces;
@@ -31,7 +33,7 @@ const START_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Variables of the launcher that no process of it inherits: secrets, the one that spares the process that has it, and a file that a
 /// launcher in a rank would overwrite.
-pub const OWN_VARS: [&str; 7] = [
+pub const OWN_VARS: [&str; 8] = [
     "RLAUNCH_JOB_SECRET",
     "RLAUNCH_JOB_KEY",
     "RLAUNCH_ETCD_USER",
@@ -39,12 +41,15 @@ pub const OWN_VARS: [&str; 7] = [
     no_sweep::VARIABLE,
     ROUND,
     LEASE,
+    STOP_SLOT,
 ];
 
 /// The variable with the number of a rank's round.
 pub const ROUND: &str = "RLAUNCH_ROUND";
 /// The variable with the path of the lease that a rank runs under.
 pub const LEASE: &str = "RLAUNCH_ROUND_LEASE";
+/// The variable with the path and the number of a rank's place in the memory of `rlaunch.should_stop`.
+pub const STOP_SLOT: &str = "RLAUNCH_STOP_SLOT";
 
 /// The streams of local ranks that the console shows.
 pub type ShownRanks = BTreeMap<(usize, Stream), ShownStream>;
@@ -78,6 +83,10 @@ pub struct Launch<'a> {
     pub hang: HangSpec,
     /// What is recorded of the ranks while they run.
     pub sampling: SamplingSpec,
+    /// Notices of preemption, and what follows.
+    pub preempt: PreemptSpec,
+    /// What reaches the event loop about them.
+    pub preempt_link: PreemptLink,
     /// The state of the launch, for the control socket.
     pub status: LiveStatus,
     /// Samples for the journal.
@@ -154,6 +163,8 @@ impl Launch<'_> {
             console_drain_timeout: self.console_drain_timeout,
             hang: self.hang,
             sampling: self.sampling.clone(),
+            preempt: self.preempt.clone(),
+            preempt_link: self.preempt_link.clone(),
             status: self.status.clone(),
             samples: self.samples.clone(),
             stack_reader: self.stack_reader.clone(),

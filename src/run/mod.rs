@@ -11,6 +11,7 @@ pub mod launch_result;
 pub mod launcher_process;
 pub mod multi_node;
 pub mod output;
+pub mod preempt;
 pub mod prepare;
 pub mod rank_state;
 pub mod ranks;

@@ -63,6 +63,11 @@ impl StopRequests {
         self.first
     }
 
+    /// The stop that came last was a notice of preemption (`event_loop/preempt.rs`): it does not end this node's part of the job.
+    pub fn forgive(&mut self) {
+        self.first = None;
+    }
+
     /// What a signal means to the supervisor, if anything. `forwarded`: signals that stop nothing. Of those sent
     /// directly only the first stop counts, and it is the same request as the first that is passed on. A second one comes
     /// from a user who presses Ctrl-C again, and that reaches the launcher process.
@@ -74,18 +79,21 @@ impl StopRequests {
             (_, SignalRoute::Directly) if forwarded.contains(&signal) => None,
             (_, SignalRoute::Requested) if forwarded.contains(&signal) => Some(SupervisorEvent::ForwardSignal(signal)),
             (_, SignalRoute::Directly) => {
-                self.first.get_or_insert(signal);
                 let is_first = !self.stopped_directly && !self.requested_to_stop;
                 self.stopped_directly = true;
-                is_first.then_some(SupervisorEvent::Stop(signal))
+                is_first.then(|| self.note_stop(signal))
             }
             (_, SignalRoute::Requested) => {
-                self.first.get_or_insert(signal);
                 let is_counted = self.stopped_directly && !self.requested_to_stop;
                 self.requested_to_stop = true;
-                (!is_counted).then_some(SupervisorEvent::Stop(signal))
+                (!is_counted).then(|| self.note_stop(signal))
             }
         }
+    }
+
+    fn note_stop(&mut self, signal: i32) -> SupervisorEvent {
+        self.first.get_or_insert(signal);
+        SupervisorEvent::Stop(signal)
     }
 }
 
@@ -111,6 +119,19 @@ mod tests {
         assert_eq!(stops(&[Requested, Requested]), [true, true]);
         assert_eq!(stops(&[Directly, Requested, Requested, Directly]), [true, false, true, false]);
         assert_eq!(stops(&[Requested, Directly, Directly, Requested]), [true, false, false, true]);
+    }
+
+    #[test]
+    fn a_notice_by_both_routes_is_forgiven_and_a_later_stop_counts() {
+        let mut requests = StopRequests::default();
+        let none = BTreeSet::new();
+        assert!(requests.event(15, Directly, &none).is_some());
+        assert_eq!(requests.stopped_by(), Some(15));
+        requests.forgive();
+        assert!(requests.event(15, Requested, &none).is_none());
+        assert_eq!((requests.stopped_by(), requests.is_stopped()), (None, true));
+        assert!(requests.event(2, Requested, &none).is_some());
+        assert_eq!(requests.stopped_by(), Some(2));
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub enum SupervisorEvent {
         /// The grace period of the present attempt, at most that of the policy; `None`: that of the policy.
         grace: Option<Duration>,
     },
+    /// The ranks are to end soon, by themselves: no restart follows a failure from now on.
+    ForbidRestarts,
     /// The user suspends the job (Ctrl-Z). A second one changes nothing.
     Suspend,
     /// The user resumes the job (`fg`, `bg`). A second one changes nothing.

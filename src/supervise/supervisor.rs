@@ -56,6 +56,7 @@ pub struct Supervisor {
     aborted: Vec<AbortedRank>,
     repeats_signal: bool,
     in_rounds: bool,
+    forbids_restarts: bool,
     restarts: RestartCounter,
     /// The attempts that were followed by another.
     attempts: Vec<AttemptReport>,
@@ -81,6 +82,7 @@ impl Supervisor {
             aborted: Vec::new(),
             repeats_signal: policy.repeats_signal,
             in_rounds: policy.in_rounds,
+            forbids_restarts: false,
             restarts: RestartCounter::new(policy.restart),
             attempts: Vec::new(),
         }
@@ -140,6 +142,7 @@ impl Supervisor {
             SupervisorEvent::Abort { ranks, reason } => self.abort_requested(now, &ranks, reason, effects),
             SupervisorEvent::LimitGrace(grace) => self.limit_grace(now, grace),
             SupervisorEvent::Restart { grace } => self.restart_requested(now, grace, effects),
+            SupervisorEvent::ForbidRestarts => self.forbids_restarts = true,
             SupervisorEvent::Suspend => self.suspend(now, effects),
             SupervisorEvent::Resume => self.resume(now, effects),
             SupervisorEvent::LauncherKilled => self.launcher_killed(now, effects),

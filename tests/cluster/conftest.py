@@ -13,7 +13,13 @@ from scenario_table import Row
 from slurm_cluster import Cluster
 
 NUMBER = pytest.StashKey[int]()
-FILES = ["test_start", "test_guide", "test_side_by_side", "test_ends"]  # In the order of the table.
+FILES = [
+    "test_start",
+    "test_guide",
+    "test_side_by_side",
+    "test_ends",
+    "test_preemption",
+]  # In the table's order.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -30,7 +30,7 @@ def find_result(record: bytes) -> dict[str, Any] | None:
 
 
 def make_report(record: bytes, exit_status: int | None) -> Report:
-    """Returns the report of a job that completed.
+    """Returns the report of a job that completed or was preempted.
 
     Args:
         record: what the launcher wrote to its status pipe.
@@ -50,7 +50,7 @@ def make_report(record: bytes, exit_status: int | None) -> Report:
     from ..report import make_report_from
 
     report = make_report_from(fields)
-    if report.outcome == "completed":
+    if report.outcome in ("completed", "preempted"):
         return report
     if report.outcome == "not_started":
         why = next((rank.why for rank in report.ranks if rank.why), "")

@@ -28,6 +28,9 @@ pub const FAILED_ELSEWHERE: i32 = 76;
 /// The job was stopped on another node.
 pub const STOPPED_ELSEWHERE: i32 = 77;
 
+/// All ranks exited successfully because `rlaunch.should_stop` told them to: the job is to go on later.
+pub const PREEMPTED: i32 = 78;
+
 /// Every failure under torchrun, except for a command line that cannot be used.
 const TORCHRUN_FAILED: i32 = 1;
 
@@ -51,7 +54,9 @@ Exit status:
   75       another node of the job was lost, or too few were left
   76       the job failed on another node, whose launcher has the status of the
            failure; under srun and mpirun this launcher has it too
-  77       the job was stopped on another node";
+  77       the job was stopped on another node
+  78       the job was preempted: all ranks stopped at one step, by
+           rlaunch.should_stop, and exited successfully";
 
 /// The exit status for an error.
 pub fn of_error(error: &CliError) -> i32 {
@@ -103,6 +108,7 @@ pub fn of_outcome(outcome: &JobOutcome, part: NodePart, has_one_status: bool) ->
     let is_elsewhere = part != NodePart::Culprit && !has_one_status;
     match outcome {
         JobOutcome::AsReported | JobOutcome::Ended(JobEnd::Completed) => OK,
+        JobOutcome::Preempted(_) => PREEMPTED,
         JobOutcome::Ended(JobEnd::Failed { .. }) if is_elsewhere => FAILED_ELSEWHERE,
         // A record may come from anywhere.
         JobOutcome::Ended(JobEnd::Failed { failure, .. }) => failure.status.clamp(1, 255),

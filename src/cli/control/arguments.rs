@@ -126,6 +126,16 @@ pub(super) enum Command {
     },
     /// Stop a job as SIGTERM does, and wait for its end
     Stop(RankEnd),
+    /// Tell a job that it is to stop soon, and wait for its end
+    ///
+    /// Ranks that call rlaunch.should_stop stop at one step, on all nodes. Other jobs are stopped as by SIGTERM.
+    Preempt {
+        #[arg(help = JOB)]
+        job: Option<String>,
+        /// Return at once
+        #[arg(long, alias = "no_wait")]
+        no_wait: bool,
+    },
     /// Restart all ranks of a job, and wait until they run
     ///
     /// The ranks are those of all nodes. This does not count as a restart of --max_restart.

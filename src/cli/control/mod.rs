@@ -19,6 +19,7 @@ use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::common::startup::print_output;
 use crate::cli::doctor::{self, DoctorOptions, Interpreter};
 use crate::report::job_status::JobStatus;
+use crate::run::control::message::ControlRequest;
 use crate::run::control::node_answer::NodeQuestion;
 use crate::run::control::rank_facts;
 use crate::sys::process::pidfd;
@@ -95,7 +96,11 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
         }
         Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
         Command::Stop(RankEnd { job, grace_period, no_wait }) => {
-            stop_job::stop(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)
+            let request = ControlRequest::Stop { grace_period };
+            stop_job::stop(find_jobs::find(job.as_deref())?.0, request, !no_wait)
+        }
+        Command::Preempt { job, no_wait } => {
+            stop_job::stop(find_jobs::find(job.as_deref())?.0, ControlRequest::Preempt, !no_wait)
         }
         Command::Restart(RankEnd { job, grace_period, no_wait }) => {
             restart_job::restart(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)

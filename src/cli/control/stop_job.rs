@@ -1,4 +1,4 @@
-//! `rlaunch stop`: stops a job, waits for its end, and says how it has ended.
+//! `rlaunch stop` and `rlaunch preempt`: stop a job, at once or at a step of its ranks, wait for its end, and say how it has ended.
 
 use super::client::{Client, read_result};
 use super::error::ControlError;
@@ -17,9 +17,9 @@ use std::time::Duration;
 /// After which time it is said what is waited for.
 const SLOW: Duration = Duration::from_secs(1);
 
-pub(super) fn stop(mut client: Client, grace_period: Option<f64>, wait: bool) -> Result<(), ControlError> {
+/// `request`: a stop, or a notice of one.
+pub(super) fn stop(mut client: Client, request: ControlRequest, wait: bool) -> Result<(), ControlError> {
     let status = client.status()?;
-    let request = ControlRequest::Stop { grace_period };
     if !wait {
         return client.ask(request).map(drop);
     }

@@ -11,6 +11,7 @@ use crate::run::multi_node::membership::RoundStop;
 pub fn of_job(outcome: &JobOutcome) -> Option<String> {
     Some(match outcome {
         JobOutcome::AsReported | JobOutcome::StoreLost | JobOutcome::SupervisorLost => return None,
+        JobOutcome::Preempted(step) => format!("the job was preempted: its ranks stopped at step {step}"),
         JobOutcome::Ended(JobEnd::Completed) => "all ranks of all nodes exited successfully".into(),
         JobOutcome::Ended(JobEnd::Failed { failure, no_restart }) => {
             let no_restart = no_restart.as_ref().map_or(String::new(), |why| format!("; not started again: {why}"));

@@ -215,6 +215,8 @@ impl Job<'_> {
                 let launched = LaunchResult { journal, ..ran.launched };
                 let this = launch.for_round(&ran.plan, ShownRanks::new(), StoreSockets::default(), (None, ran.attempt));
                 let outcome = match (outcome, failed) {
+                    // Those of other nodes stopped at the same step, or had ended before.
+                    (JobOutcome::Ended(JobEnd::Completed), _) if is_preempted(&launched) => launched.outcome.clone(),
                     // Excluded: its own failure is what it reports.
                     (JobOutcome::Refused(why), Some(failure)) => {
                         JobOutcome::Ended(JobEnd::Failed { failure, no_restart: Some(why) })
@@ -299,6 +301,11 @@ impl Job<'_> {
             ..failure
         }
     }
+}
+
+/// Whether the ranks of this node were told to stop (`rlaunch.should_stop`), and have all exited successfully.
+fn is_preempted(launched: &LaunchResult) -> bool {
+    matches!(launched.outcome, JobOutcome::Preempted(_))
 }
 
 /// A node as the others ask it.
@@ -390,7 +397,8 @@ fn record_outcome(
         }
         _ => false,
     };
-    let is_reported = matches!(outcome, JobOutcome::Ended(JobEnd::Completed) | JobOutcome::LauncherKilled);
+    let is_reported =
+        matches!(outcome, JobOutcome::Ended(JobEnd::Completed) | JobOutcome::Preempted(_) | JobOutcome::LauncherKilled);
     if failed_here {
         job_record::decide_exit_status(launch, &mut launched, frontend);
         if let JobOutcome::Ended(JobEnd::Failed { no_restart: Some(why), .. }) = outcome {

@@ -5,6 +5,7 @@ pub mod frontend;
 pub mod job_record;
 pub mod preload;
 pub mod progress_messages;
+mod requeue;
 pub mod restart_policy;
 pub mod run_node;
 pub mod slurm;

@@ -10,6 +10,8 @@ use crate::cli::elastic::rounds;
 use crate::cli::node::build_failure_report::{print_left, print_unkillable};
 use crate::cli::node::frontend::{EngineListener, Frontend};
 use crate::cli::node::job_record::{decide_exit_status, open_journal, record_end};
+use crate::cli::node::requeue;
+use crate::cli::node::slurm;
 use crate::model::Exit;
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_static::StaticPeers;
@@ -21,6 +23,7 @@ use crate::run::launch::Launch;
 use crate::run::launcher_process;
 use crate::run::launcher_process::{LauncherSide, ProcessSide, SupervisorExit, SupervisorLoss, SupervisorSide};
 use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::run::preempt::notice_watch;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::result;
@@ -92,6 +95,10 @@ pub fn run_node(
             if let Err(error) = &control {
                 info!("no control socket, so `rlaunch status` does not find this job: {error}");
             }
+            let time_limit = slurm::time_limit();
+            if let Err(error) = notice_watch::start(&launch.preempt, time_limit, &launch.preempt_link) {
+                warn!("no notice of preemption by a file or by a time limit is seen: {error}");
+            }
             let sampler = Sampler::start(launch).unwrap_or_else(|error| {
                 warn!("no samples of the ranks are taken: {error}");
                 None
@@ -103,6 +110,7 @@ pub fn run_node(
                     rounds::run_rounds(launch, (rounds, &lease, control.as_ref().ok()), &supervisor, signals, frontend)
                 }
             };
+            let is_preempted = matches!(&done, Ok((_, result)) if result["outcome"] == "preempted");
             let status = match done {
                 // The second pass writes the result.
                 Ok((status, _)) if !frontend.is_final(launch, status) => status,
@@ -131,6 +139,9 @@ pub fn run_node(
             gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
             // The kernel may take its time to end this process, and the next job may want these ports.
             drop(leases);
+            if is_preempted {
+                requeue::after_preemption(launch.preempt.requeue);
+            }
             supervisor.report(status);
             status
         }),

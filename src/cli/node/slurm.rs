@@ -30,6 +30,12 @@ pub fn stop_by(vars: &EnvVars) -> Option<Duration> {
     Some(clock::now().saturating_add(left))
 }
 
+/// When Slurm ends the job by its time limit, since the epoch, if that time is to come.
+pub fn time_limit() -> Option<Duration> {
+    let end: u64 = std::env::var("SLURM_JOB_END_TIME").ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(end)).filter(|end| *end > clock::wall())
+}
+
 /// The grace period: what scancel and a preemption leave, unless the user wants more than the default.
 pub fn grace_period(wanted: Duration, vars: &EnvVars) -> Duration {
     if is_in_job(vars) && wanted == KILL_WAIT { UNTIL_KILL } else { wanted }

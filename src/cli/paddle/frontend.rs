@@ -33,6 +33,7 @@ use crate::run::control::live_status::LiveStatus;
 use crate::run::gpu_reader::GpuReader;
 use crate::run::launch::Launch;
 use crate::run::output::{gpu_log, log_files, log_rotation};
+use crate::run::preempt::link::PreemptLink;
 use crate::run::prepare::{gloo_tmpdir, preflight};
 use crate::run::sampling::queue::SampleQueue;
 use crate::run::stacks::collector::StackReader;
@@ -276,6 +277,8 @@ fn launch_on_this_node(
         console_drain_timeout: spec.console.drain_timeout,
         hang: spec.hang,
         sampling: spec.sampling.clone(),
+        preempt: spec.preempt.clone(),
+        preempt_link: PreemptLink::default(),
         status: LiveStatus::default(),
         samples: SampleQueue::default(),
         stack_reader,

@@ -33,6 +33,7 @@ use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::output::{log_files, log_rotation, run_folder};
+use crate::run::preempt::link::PreemptLink;
 use crate::run::prepare::{ports, preflight};
 use crate::run::sampling::queue::SampleQueue;
 use crate::run::stacks::collector::StackReader;
@@ -155,6 +156,8 @@ pub fn launch(
         console_drain_timeout: spec.console_drain_timeout,
         hang: spec.hang,
         sampling: spec.sampling.clone(),
+        preempt: spec.preempt.clone(),
+        preempt_link: PreemptLink::default(),
         status: LiveStatus::default(),
         samples: SampleQueue::default(),
         stack_reader,

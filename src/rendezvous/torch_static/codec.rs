@@ -25,6 +25,10 @@ pub const LISTENS: &str = "torchelastic/rlaunch/listens/";
 pub const LEARNED: &str = "torchelastic/rlaunch/learned/";
 /// The longest text at `END` that is read.
 pub const MAX_END: usize = 64 * 1024;
+/// The number of messages between nodes.
+pub const MESSAGE_COUNT: &str = "torchelastic/rlaunch/message_count";
+/// A message to all nodes: this and its number, from 1 on.
+pub const MESSAGES: &str = "torchelastic/rlaunch/messages/";
 /// The prefix of all these keys.
 pub const ALL: &str = "torchelastic/";
 

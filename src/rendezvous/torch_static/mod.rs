@@ -2,10 +2,11 @@
 //! and values are those of torchrun's agents (torch 2.15, `elastic/agent/server/api.py`), so agents of both kinds can be in one job,
 //! on either side.
 //!
-//! [`codec`] and [`node_registry`] are pure; [`nodes`] and `job_end` do the input and output.
+//! [`codec`] and [`node_registry`] are pure; [`nodes`], `job_end` and `messages` do the input and output.
 
 pub mod codec;
 mod job_end;
+mod messages;
 pub mod node_registry;
 pub mod nodes;
 

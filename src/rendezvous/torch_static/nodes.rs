@@ -33,6 +33,8 @@ pub struct StaticPeers {
     pub(super) node: usize,
     nnodes: usize,
     pub(super) run_id: String,
+    /// Where the store is.
+    pub(super) address: (String, u16),
     pub(super) client: StoreClient,
     pub(super) host: Option<Box<StoreHost>>,
     /// Another node's connection that waits for the end of the job, if it can be had. Node 0 sees it in its registry.
@@ -92,6 +94,7 @@ impl StaticPeers {
             node: 0,
             nnodes,
             run_id,
+            address: (at.ip().to_string(), at.port()),
             client,
             host: Some(Box::new(host)),
             listener: None,
@@ -114,6 +117,7 @@ impl StaticPeers {
             node,
             nnodes,
             run_id: run_id.to_owned(),
+            address: (host.to_owned(), port),
             client,
             host: None,
             listener: None,

@@ -24,6 +24,8 @@ pub enum ControlRequest {
         /// The grace period in seconds, at most that of the job; `None`: that of the job.
         grace_period: Option<f64>,
     },
+    /// A notice of preemption.
+    Preempt,
     /// Another attempt of all ranks.
     Restart {
         /// The grace period of the present attempt in seconds, at most that of the job; `None`: that of the job.
@@ -68,6 +70,8 @@ pub enum ControlAnswer {
     },
     /// The job is being stopped.
     Stopping,
+    /// The ranks are to stop soon.
+    Preempting,
     /// The ranks are being restarted.
     Restarting {
         /// The present attempt, which another one follows.
@@ -119,7 +123,8 @@ mod tests {
         let nodes = ControlRequest::Nodes { question: NodeQuestion::Stacks };
         let stop = ControlRequest::Stop { grace_period: Some(1.5) };
         let restart = ControlRequest::Restart { grace_period: None };
-        for request in [ControlRequest::Status, ControlRequest::Stacks, stop, nodes, restart] {
+        let all = [ControlRequest::Status, ControlRequest::Stacks, ControlRequest::Preempt, stop, nodes, restart];
+        for request in all {
             let line = RequestLine::encode(request.clone());
             assert!(line.ends_with(b"}\n") && line.len() < LONGEST_REQUEST);
             assert_eq!(serde_json::from_slice::<RequestLine>(&line).unwrap().request, request);

@@ -1,7 +1,7 @@
 //! The control socket's server: as long as the supervisor process runs.
 
 use super::runtime_folder::{self, NoControlSocket};
-use super::service::{ControlCommand, ControlService, StopSwitch};
+use super::service::{ControlCommand, ControlService, PreemptControl, StopSwitch};
 use crate::net::server::{CommandSender, EventLoop, MemoryBudget, ServerLimits, ServerThread};
 use crate::net::thread;
 use crate::run::launch::Launch;
@@ -57,7 +57,8 @@ impl ControlServer {
         let answers = Arc::new(OnceLock::new());
         let stop = StopSwitch { launcher, signal, grace: launch.policy.grace };
         let readers = (launch.stack_reader.clone(), launch.gpu_reader.clone());
-        let service = ControlService::new(launch.status.clone(), readers, stop, Arc::clone(&answers));
+        let preempt = PreemptControl { link: launch.preempt_link.clone(), time: launch.preempt.time };
+        let service = ControlService::new(launch.status.clone(), readers, (stop, preempt), Arc::clone(&answers));
         let limits = ServerLimits { connections: CONNECTIONS, budget: MemoryBudget::new(MEMORY) };
         let event_loop = EventLoop::new(vec![listener], limits, clock::now, service)?;
         let commands = event_loop.sender();

@@ -15,6 +15,8 @@ use crate::rendezvous::questions::{QuestionEvent, QuestionMessage};
 use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
 use crate::report::stacks::StackDump;
 use crate::run::gpu_reader::GpuReader;
+use crate::run::preempt::StopMessage;
+use crate::run::preempt::link::{Notice, NoticeCause, PreemptLink};
 use crate::run::stacks::READER_THREAD;
 use crate::run::stacks::collector::StackReader;
 use crate::sys::clock;
@@ -88,11 +90,21 @@ pub struct StopSwitch {
     pub grace: Duration,
 }
 
+/// How a notice of preemption reaches the event loop.
+#[derive(Default)]
+pub struct PreemptControl {
+    /// The way to the event loop.
+    pub link: PreemptLink,
+    /// The time from a notice until SIGTERM.
+    pub time: Duration,
+}
+
 pub(super) struct ControlService {
     pub(super) status: LiveStatus,
     pub(super) reader: StackReader,
     gpus: GpuReader,
     pub(super) stop: StopSwitch,
+    preempt: PreemptControl,
     /// A client has stopped the job. The event loop may not have seen the signal yet. A stop is for good: it ends all attempts and rounds.
     has_stopped: bool,
     /// Sends answers back to this service.
@@ -162,7 +174,10 @@ impl Service for ControlService {
 
     fn command(&mut self, connections: &mut Connections<ClientState>, command: ControlCommand) -> ControlFlow<()> {
         match command {
-            ControlCommand::Connected(to_others) => self.to_others = Some(to_others),
+            ControlCommand::Connected(to_others) => {
+                self.preempt.link.connect(to_others.clone());
+                self.to_others = Some(to_others);
+            }
             ControlCommand::Looked(question, answer) => self.deliver(connections, question, &answer),
             ControlCommand::Heard(QuestionEvent::Asked { asker, id, text }) => {
                 if !self.limits.allow(&asker, clock::now()) {
@@ -174,6 +189,8 @@ impl Service for ControlService {
                     && self.status.request_grace_limit(Some(limit.round), limit.grace())
                 {
                     signals::wake();
+                } else if let Some(message) = StopMessage::decode(&text) {
+                    self.preempt.link.hear(asker, message);
                 }
             }
             ControlCommand::Heard(QuestionEvent::Answered { number, node, text }) => {
@@ -226,7 +243,7 @@ impl ControlService {
     pub(super) fn new(
         status: LiveStatus,
         (reader, gpus): (StackReader, GpuReader),
-        stop: StopSwitch,
+        (stop, preempt): (StopSwitch, PreemptControl),
         answers: Arc<OnceLock<CommandSender<ControlCommand>>>,
     ) -> Self {
         Self {
@@ -234,6 +251,7 @@ impl ControlService {
             reader,
             gpus,
             stop,
+            preempt,
             has_stopped: false,
             answers,
             looks: BTreeMap::new(),
@@ -248,6 +266,7 @@ impl ControlService {
         match request {
             ControlRequest::Status => Some(ControlAnswer::Status(self.status.get())),
             ControlRequest::Stop { grace_period } => Some(self.stop(grace_period)),
+            ControlRequest::Preempt => Some(self.preempt()),
             ControlRequest::Restart { grace_period } => Some(self.restart(grace_period)),
             ControlRequest::Stacks => {
                 let status = self.status.get();
@@ -312,6 +331,16 @@ impl ControlService {
             let (number, text) = (self.gatherings.next_number(), GraceLimit::new(round, grace).encode());
             self.tell_others(QuestionMessage::Tell { number, text });
         }
+    }
+
+    fn preempt(&mut self) -> ControlAnswer {
+        let phase = self.status.get().phase;
+        if !matches!(phase, LaunchPhase::Running | LaunchPhase::Restarting) {
+            return refused(format!("the launcher is {}, so no rank runs that could stop", phase.word()));
+        }
+        let PreemptControl { link, time } = &self.preempt;
+        link.request(Notice { cause: NoticeCause::User, ends: clock::now().saturating_add(*time), kills: None });
+        ControlAnswer::Preempting
     }
 
     fn restart(&mut self, grace_period: Option<f64>) -> ControlAnswer {
@@ -438,7 +467,8 @@ mod tests {
         let one = |node: usize| JobNode { id: node.to_string(), host: "h".into(), is_paddle_launcher: false };
         status.set_nodes((0..nodes).map(one).collect(), 1);
         let stop = StopSwitch { launcher, signal: None, grace: Duration::ZERO };
-        let mut service = ControlService::new(status, Default::default(), stop, Arc::default());
+        let mut service =
+            ControlService::new(status, Default::default(), (stop, PreemptControl::default()), Arc::default());
         let (to_others, asked) = crossbeam_channel::unbounded();
         service.to_others = is_connected.then_some(to_others);
         service.ask_nodes(7, NodeQuestion::Status, Duration::from_secs(1)).unwrap();

@@ -8,6 +8,8 @@ use crate::supervise::{NodeOutcome, NodeReport};
 pub enum JobOutcome {
     /// This node's report says it all: there are no other nodes, or they change nothing.
     AsReported,
+    /// All ranks of this node exited successfully, after they were told to stop at this step (`rlaunch.should_stop`).
+    Preempted(u64),
     /// The job ended in this way on all nodes.
     Ended(JobEnd),
     /// The other nodes do not accept this node, for this reason.
@@ -41,6 +43,7 @@ impl JobOutcome {
     pub fn own_word(&self) -> &'static str {
         match self {
             JobOutcome::AsReported | JobOutcome::Ended(JobEnd::Completed) => "completed",
+            JobOutcome::Preempted(_) => "preempted",
             JobOutcome::Ended(JobEnd::Failed { .. }) => "failed",
             JobOutcome::Ended(JobEnd::Lost { .. }) => "node_lost",
             JobOutcome::Ended(JobEnd::TooFew { .. }) | JobOutcome::NeverReached(_) => "too_few_nodes",

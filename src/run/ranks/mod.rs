@@ -24,6 +24,7 @@ use crate::run::output::log_rotation::LogRotation;
 use crate::run::output::output_routing::OutputRouting;
 use crate::run::output::rank_terminal::RankTerminal;
 use crate::run::output::uncaught_file::UncaughtFile;
+use crate::run::preempt::stop_words::StopWords;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::prepare::preflight::store_limits;
 use crate::run::rank_state::RankState;
@@ -47,6 +48,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::warn;
 
 /// How much of a log's end is searched for the loss of a peer.
 const LOST_PEER_BYTES: u64 = 4 * 1024;
@@ -90,9 +92,16 @@ pub struct RankProcesses<'a> {
     /// Whether it has been said that streams are not captured.
     said_not_captured: bool,
     poll: Arc<Poller>,
+    /// Where ranks ask whether to stop; `None`: it could not be made.
+    pub stop_words: Option<StopWords>,
     /// The journal of events.
     pub journal: Journal,
     listener: &'a dyn LaunchListener,
+}
+
+/// Without them a job is stopped by signals alone.
+fn new_stop_words(ranks: usize) -> Option<StopWords> {
+    StopWords::new(ranks).inspect_err(|error| warn!("rlaunch.should_stop has no effect: no memory: {error}")).ok()
 }
 
 impl<'a> RankProcesses<'a> {
@@ -130,6 +139,7 @@ impl<'a> RankProcesses<'a> {
             routing: OutputRouting::new(launch, poll.clone())?,
             terminals: Vec::new(),
             said_not_captured: false,
+            stop_words: new_stop_words(launch.plan.ranks.len()),
             poll,
             journal,
             listener,
@@ -313,6 +323,12 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn signal(&mut self, child: &Child, signal: i32) -> io::Result<()> {
+        if let Some(words) = &self.stop_words
+            && signal == libc::SIGTERM
+        {
+            // Before the rank receives it: `rlaunch.should_stop` ignores those of Slurm.
+            words.set_end(clock::now());
+        }
         group_signal::send(child, signal, &mut self.signal_budget, &self.seen_at_kill)
     }
 

@@ -6,6 +6,7 @@ use super::start_error::RankStartError;
 use crate::model::ProcessLabel;
 use crate::plan::Stream;
 use crate::run::engine::{AttemptState, RankStart, StartError};
+use crate::run::launch::STOP_SLOT;
 use crate::run::output::rank_streams;
 use crate::run::output::uncaught_file::{self, UncaughtFile};
 use crate::run::rank_state::RankState;
@@ -150,6 +151,10 @@ impl RankProcesses<'_> {
         env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
         for (name, value) in self.launch.round_env(id.attempt) {
             env.set(name, value);
+        }
+        if let Some(words) = &self.stop_words {
+            words.begin_rank(id.local_rank);
+            env.set(STOP_SLOT, words.address(id.local_rank));
         }
         // Without it the end of the rank is read from its output alone.
         let uncaught_file = &mut self.uncaught_files[id.local_rank];

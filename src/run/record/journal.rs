@@ -70,6 +70,13 @@ pub enum JournalEvent<'a> {
         signal: i32,
     },
     FrontLost,
+    PreemptNotice {
+        cause: &'static str,
+        left_seconds: f64,
+    },
+    StopStep {
+        step: Option<u64>,
+    },
     Finishing {
         living: Vec<usize>,
         living_roles: Vec<Role>,

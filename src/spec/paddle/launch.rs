@@ -27,6 +27,8 @@ use crate::spec::rendezvous;
 use crate::spec::rendezvous::{ElasticLevel, RendezvousSpec};
 use crate::spec::restarts;
 use crate::spec::restarts::RestartSpec;
+use crate::spec::scheduler::preempt;
+use crate::spec::scheduler::preempt::PreemptSpec;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -108,6 +110,8 @@ pub struct LaunchSpec {
     pub hang: HangSpec,
     /// What is recorded of the ranks while they run.
     pub sampling: SamplingSpec,
+    /// Notices of preemption, and what follows.
+    pub preempt: PreemptSpec,
     /// Signals that are forwarded to the ranks, in addition to the default ones.
     pub forward_signals: BTreeSet<i32>,
     /// Whether the ranks run in a cgroup of their own, if one can be made.
@@ -246,6 +250,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
         console: console::check(values)?,
         hang: hang::check(values, ["hang_timeout", "on_hang", "exit_timeout", "straggler_timeout"])?,
         sampling: sampling::check(values, ["sample", "metrics_file"])?,
+        preempt: preempt::check(values, ["preempt_file", "preempt_time", "requeue"])?,
         forward_signals: forwarded_signals::check(values)?,
         cgroup: values.bool("cgroup")?.unwrap_or(true),
         no_sweep: no_sweep::check(values, "no_sweep")?,

@@ -1,4 +1,5 @@
-//! Nodes of a job from the variables of a scheduler: Slurm, Open MPI, Kubernetes.
+//! What a scheduler has to do with a job: its nodes by the variables of Slurm, Open MPI and Kubernetes, and preemption.
 
 pub mod detect;
 pub mod hostlist;
+pub mod preempt;

@@ -14,6 +14,8 @@ use crate::spec::preload;
 use crate::spec::preload::PreloadSpec;
 use crate::spec::records::sampling;
 use crate::spec::records::sampling::SamplingSpec;
+use crate::spec::scheduler::preempt;
+use crate::spec::scheduler::preempt::PreemptSpec;
 use crate::spec::torchrun::rendezvous;
 use crate::spec::torchrun::rendezvous::TorchrunBackend;
 use crate::spec::torchrun::streams;
@@ -187,6 +189,8 @@ pub struct TorchSpec {
     pub hang: HangSpec,
     /// What is recorded of the ranks while they run.
     pub sampling: SamplingSpec,
+    /// Notices of preemption, and what follows.
+    pub preempt: PreemptSpec,
     /// Whether no message says that OMP_NUM_THREADS is 1.
     pub omp_compat: bool,
     /// Whether OMP_NUM_THREADS is the rank's share of the CPUs instead of 1.
@@ -282,6 +286,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<To
         console_drain_timeout: console::drain_timeout(values, "console-drain-timeout")?,
         hang: hang::check(values, ["hang-timeout", "on-hang", "exit-timeout", "straggler-timeout"])?,
         sampling: sampling::check(values, ["sample", "metrics-file"])?,
+        preempt: preempt::check(values, ["preempt-file", "preempt-time", "requeue"])?,
         omp_compat: values::flag(values, "omp-compat")?,
         share_cpus: values::flag(values, "share-cpus")?,
         exit_code_compat: values::flag(values, "exit-code-compat")?,

@@ -61,6 +61,9 @@ pub const OPTIONS: &[Opt] = &[
     Opt { choices: &["report", "abort"], ..opt("on-hang", Text, &["RLAUNCH_ON_HANG"], Some("report"), "What follows when a job hangs: report, or abort. With abort, the rank that the others wait for gets SIGABRT if it is idle (all ranks if none stands out). The job then fails, or restarts as after any failure") },
     opt("exit-timeout", Seconds, &["RLAUNCH_EXIT_TIMEOUT"], Some("60"), "Seconds that a rank may take to exit after an exception has ended its program. If its Python stacks do not move then, it gets SIGABRT, and the job fails with that exception (0: any time)"),
     opt("straggler-timeout", Seconds, &["RLAUNCH_STRAGGLER_TIMEOUT"], Some("0"), "Seconds that the other ranks of a node may run after its first one has exited with 0. Those that still run then get SIGABRT, and SIGKILL after the grace period. The job then fails, or restarts as after any failure (0: any time). Parameter servers do not count"),
+    opt("preempt-file", Text, &["RLAUNCH_PREEMPT_FILE"], None, "File whose appearance is a notice of preemption: ranks that call rlaunch.should_stop stop at a common step. It is looked for once a second"),
+    opt("preempt-time", Seconds, &["RLAUNCH_PREEMPT_TIME"], Some("60"), "Seconds from a notice of preemption until ranks that still run get SIGTERM (minimum 0). The notice of the end of a Slurm job comes this long before. After a notice by SIGTERM, the grace period counts instead"),
+    opt("requeue", Int, &["RLAUNCH_REQUEUE"], Some("0"), "Number of times that Slurm is asked to queue the job again after it was preempted, by SLURM_RESTART_COUNT (0: never)"),
     opt("min-round-time", Seconds, &["RLAUNCH_MIN_ROUND_TIME"], Some("60"), "Seconds that all ranks of an elastic job run at least before they are stopped for nodes that join later (minimum 0). Nodes that join meanwhile join together"),
     opt("node-failure-limit", Int, &["RLAUNCH_NODE_FAILURE_LIMIT"], Some("3"), "Number of failures in a row by ranks of one node after which an elastic job continues without that node, if enough others are left (0: never). These failures do not count towards --max-restarts"),
     opt("spares", Int, &["RLAUNCH_SPARES"], None, "Number of nodes beyond the maximum that wait to replace a lost one, with their --preload done (minimum 0); further ones are refused. The same on all nodes [default: any number waits]"),
@@ -88,6 +91,7 @@ pub const GROUPS: &[OptGroup] = &[
     group("job", "Job and script, not in torchrun", FIRST_OF_OURS),
     group("logs", "Logs, console and metrics, not in torchrun", "capture"),
     group("hangs", "Hangs, not in torchrun", "hang-timeout"),
+    group("restarts", "Stopping and restarting, not in torchrun", "preempt-file"),
     group("security", "Security, not in torchrun", "job-secret"),
 ];
 

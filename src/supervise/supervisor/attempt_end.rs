@@ -32,6 +32,7 @@ impl Supervisor {
             StopReason::StartFailed(_) => Err(Some(NoRestart::StartFailed)),
             StopReason::Signal(_) => Err(Some(NoRestart::Stopped)),
             StopReason::LauncherKilled => Err(Some(NoRestart::LauncherKilled)),
+            StopReason::RankFailed(..) if self.forbids_restarts => Err(Some(NoRestart::Stopped)),
             StopReason::RankFailed(..) if any_abandoned => Err(Some(NoRestart::Unkillable)),
             StopReason::RankFailed(culprit, exit) => {
                 let ended = ended(Some((culprit, exit)));

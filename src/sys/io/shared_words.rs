@@ -2,7 +2,7 @@
 
 use crate::sys::io::fd;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,20 +10,27 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many words there are.
-pub const WORDS: usize = 6;
-const BYTES: usize = WORDS * size_of::<u64>();
+/// The longest memory that is opened by a path.
+const MOST_WORDS: usize = 1 << 20;
 
 /// Words that start at 0. A fork of this process shares them, and so does a process that opens their descriptor through /proc.
 #[derive(Debug)]
 pub struct SharedWords {
     fd: OwnedFd,
     start: NonNull<AtomicU64>,
+    count: usize,
 }
 
 /// The words of another process, which can only be read.
 #[derive(Debug)]
 pub struct ForeignWords(SharedWords);
+
+/// What a process does with the words of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    ReadAndWrite,
+}
 
 // SAFETY: the memory is mapped until the drop, and is only accessed as atomics.
 unsafe impl Send for SharedWords {}
@@ -31,33 +38,50 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// New words, in memory of this name.
-    pub fn new(name: &str) -> io::Result<Self> {
+    /// So many new words, in memory of this name.
+    pub fn new(name: &str, count: usize) -> io::Result<Self> {
         let fd = fd::memory(name)?;
-        nix::unistd::ftruncate(&fd, BYTES as i64)?;
-        Self::map(fd, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)
+        let bytes = i64::try_from(count * size_of::<u64>()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        nix::unistd::ftruncate(&fd, bytes)?;
+        Self::map(fd, count, Access::ReadAndWrite)
     }
 
-    fn map(fd: OwnedFd, access: ProtFlags) -> io::Result<Self> {
-        let length = NonZeroUsize::new(BYTES).ok_or(io::ErrorKind::InvalidInput)?;
+    /// Opens the words of another process by a path below /proc, to read and to write them. An error if it is no such memory.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let count = words_of(&file)?;
+        Self::map(fd::above_stdio(file.into())?, count, Access::ReadAndWrite)
+    }
+
+    /// How many words there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    fn map(fd: OwnedFd, count: usize, access: Access) -> io::Result<Self> {
+        let length = NonZeroUsize::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
+        let access = match access {
+            Access::Read => ProtFlags::PROT_READ,
+            Access::ReadAndWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+        };
         // SAFETY: a new mapping of a file that no process shortens: its creator makes it as long as this, and passes on its path
         // only then.
         let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, &fd, 0)? };
-        Ok(Self { fd, start: start.cast() })
+        Ok(Self { fd, start: start.cast(), count })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < WORDS, "there are {WORDS} words");
+        assert!(index < self.count, "there are {} words", self.count);
         // SAFETY: the index is within the mapping, which is page-aligned, lives as long as `self`, and holds valid u64s.
         unsafe { self.start.add(index).as_ref() }
     }
 
-    /// The word at this index, below `WORDS`.
+    /// The word at this index, below `count`.
     pub fn get(&self, index: usize) -> u64 {
         self.word(index).load(Ordering::SeqCst)
     }
 
-    /// Replaces the word at this index, below `WORDS`.
+    /// Replaces the word at this index, below `count`.
     pub fn set(&self, index: usize, value: u64) {
         self.word(index).store(value, Ordering::SeqCst);
     }
@@ -73,22 +97,36 @@ impl ForeignWords {
     /// Opens the words of another process by a path below /proc. An error if it is no such memory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).open(path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() || metadata.len() != BYTES as u64 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        SharedWords::map(fd::above_stdio(file.into())?, ProtFlags::PROT_READ).map(Self)
+        let count = words_of(&file)?;
+        SharedWords::map(fd::above_stdio(file.into())?, count, Access::Read).map(Self)
     }
 
-    /// The word at this index, below `WORDS`.
+    /// How many words there are.
+    pub fn count(&self) -> usize {
+        self.0.count
+    }
+
+    /// The word at this index, below `count`.
     pub fn get(&self, index: usize) -> u64 {
         self.0.get(index)
+    }
+}
+
+/// How many words a file has, if it is memory of this kind.
+fn words_of(file: &File) -> io::Result<usize> {
+    let metadata = file.metadata()?;
+    let count = usize::try_from(metadata.len()).unwrap_or(usize::MAX) / size_of::<u64>();
+    let is_whole = metadata.len() % size_of::<u64>() as u64 == 0;
+    if metadata.is_file() && is_whole && (1..=MOST_WORDS).contains(&count) {
+        Ok(count)
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
     }
 }
 
 impl Drop for SharedWords {
     fn drop(&mut self) {
         // SAFETY: the mapping that `new` made; no reference to it outlives `self`.
-        let _ = unsafe { munmap(self.start.cast(), BYTES) };
+        let _ = unsafe { munmap(self.start.cast(), self.count * size_of::<u64>()) };
     }
 }

@@ -9,6 +9,7 @@ mod lost_ranks;
 mod node;
 mod scenario;
 mod states;
+mod stop_step;
 mod world;
 
 use rlaunch::protocol::{JobEnd, JobPhase, RoundStopCause};

@@ -1,0 +1,94 @@
+"""Whether this rank is to stop, at a step that all ranks share: ``should_stop`` and ``time_left``."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .._lib import RankStop
+
+# The place that this process has opened: a fork of a rank keeps it.
+_opened: RankStop | None = None
+
+# How often a rank asks again while the launchers agree, in seconds.
+_PAUSE = 0.001
+
+
+def _open() -> RankStop | None:
+    global _opened
+    if _opened is None and (address := os.environ.get("RLAUNCH_STOP_SLOT")):
+        from .._lib import RankStop
+
+        _opened = RankStop(address)
+        if "SLURM_JOB_ID" in os.environ:
+            _outlive_slurms_sigterm(_opened)
+    return _opened
+
+
+def _outlive_slurms_sigterm(stop: RankStop) -> None:
+    """Ignores SIGTERM until the launcher sends it: Slurm sends it to every process of a step at once."""
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    owner = os.getpid()
+
+    def on_term(number: int, _frame: object) -> None:
+        # A fork, such as a worker of a data loader, has this handler too.
+        if os.getpid() != owner or stop.time_left() == 0:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, on_term)
+
+
+def should_stop(step: int) -> bool:
+    """Whether to save a checkpoint and exit with 0 now, because the job is about to lose its machines.
+
+    Call it once a step, at the same place in all ranks, with numbers that grow. It becomes true at the same
+    step in all ranks of all nodes, after a notice of preemption to any of the launchers (docs/preemption.md).
+    It needs no collective. A call costs about a microsecond and no system call. It returns at once, except
+    while the launchers agree on the step: then a rank that reaches the step waits for them.
+
+    A rank takes part from its first call on. A notice to a job without such ranks stops them by SIGTERM.
+
+    False without a launcher and in ranks of ``rlaunch.spawn``.
+
+    Slurm sends SIGTERM to the launcher and to all ranks alike. So in a Slurm job, the first call in the main
+    thread installs a handler, unless there is one, which ignores a SIGTERM that the launcher has not sent.
+
+    Args:
+        step: the number of the step that is about to begin, from 0 to 2**62 - 2.
+
+    Raises:
+        OverflowError: the step is negative, or does not fit into 64 bits.
+        OSError: the launcher that RLAUNCH_STOP_SLOT names is gone, or is not visible from here (another PID
+            namespace).
+    """
+    stop = _open()
+    if stop is None:
+        return False
+    answer = stop.ask(step)
+    if answer is None:
+        from time import sleep
+
+        while (answer := stop.ask(step)) is None:
+            sleep(_PAUSE)
+    return answer
+
+
+def time_left() -> float | None:
+    """The seconds until the launcher ends this rank by SIGTERM, once there is a notice; else None.
+
+    0 when that time is over. After SIGTERM, SIGKILL follows (docs/preemption.md). None without a launcher and
+    in ranks of ``rlaunch.spawn``.
+
+    Raises:
+        OSError: see ``should_stop``.
+    """
+    stop = _open()
+    return None if stop is None else stop.time_left()

@@ -1,0 +1,32 @@
+//! The place of a rank in the memory of `rlaunch.should_stop`, for Python.
+
+use super::errors::os_error;
+use crate::run::preempt::stop_words::{RankStop, StopAnswer};
+use pyo3::prelude::*;
+
+/// What a rank shares with its launcher about the step at which all ranks stop.
+#[pyclass(frozen, name = "RankStop", module = "rlaunch._lib")]
+pub struct PyRankStop(RankStop);
+
+#[pymethods]
+impl PyRankStop {
+    /// Opens the place by the value of RLAUNCH_STOP_SLOT. OSError: there is no such place.
+    #[new]
+    fn new(address: &str) -> PyResult<Self> {
+        RankStop::open(address).map(Self).map_err(os_error)
+    }
+
+    /// Reports a step; whether to stop there. None: ask again soon.
+    fn ask(&self, step: u64) -> Option<bool> {
+        match self.0.ask(step) {
+            StopAnswer::GoOn => Some(false),
+            StopAnswer::Stop => Some(true),
+            StopAnswer::Wait => None,
+        }
+    }
+
+    /// The seconds until the ranks are ended by signals, if they are to stop.
+    fn time_left(&self) -> Option<f64> {
+        self.0.time_left().map(|left| left.as_secs_f64())
+    }
+}

@@ -1,0 +1,242 @@
+//! Preemption: what the event loop does about a notice. Where ranks have asked whether to stop (`rlaunch.should_stop`), the launchers of
+//! all nodes agree on a step at which all ranks do, and no rank is signalled before the notice's time is over. Other jobs are stopped as by
+//! SIGTERM.
+
+use super::EventLoop;
+use crate::protocol::stop_step::{Decision, StopAgreement, StopEffect, StopEvent};
+use crate::rendezvous::questions::QuestionEvent;
+use crate::rendezvous::torch_static::StaticPeers;
+use crate::run::preempt::StopMessage;
+use crate::run::preempt::link::{Notice, NoticeCause, PreemptLink};
+use crate::run::record::journal::JournalEvent;
+use crate::supervise::SupervisorEvent;
+use crate::sys::clock;
+use std::collections::VecDeque;
+use std::io;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// How long the nodes may take to agree.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// After which time a message without an answer is sent again. Nodes hear ten a second of each other node.
+const RESEND: Duration = Duration::from_millis(300);
+/// How long before SIGKILL ranks get SIGTERM after a notice by a signal: at most a quarter of the grace period.
+const LAST_CALL: Duration = Duration::from_secs(5);
+
+/// Has the nodes of a static rendezvous hear of each other's notices.
+pub(super) fn connect(peers: &StaticPeers, link: &PreemptLink) {
+    let heard = link.clone();
+    let listener = move |event| {
+        if let QuestionEvent::Asked { asker, text, .. } = event
+            && let Some(message) = StopMessage::decode(&text)
+        {
+            heard.hear(asker, message);
+        }
+    };
+    match peers.connect_messages(Box::new(listener)) {
+        Ok(others) => link.connect(others),
+        Err(error) => info!("the nodes cannot agree on a step at which ranks stop: {error}"),
+    }
+}
+
+impl EventLoop<'_> {
+    /// A signal to this launcher: the first SIGTERM is a notice where ranks ask whether to stop.
+    pub(super) fn signalled(&mut self, event: SupervisorEvent) -> io::Result<()> {
+        let SupervisorEvent::Stop(signal) = event else { return self.send(event) };
+        let is_first = !std::mem::replace(&mut self.was_signalled, true);
+        if is_first && signal == libc::SIGTERM && self.can_agree() {
+            self.requests.forgive();
+            return self.begin(self.notice_by_signal());
+        }
+        if !is_first && self.launch.preempt_link.notice().is_some() && !self.engine.is_stopping() {
+            // The second signal ends the time that the first one gave.
+            self.send(SupervisorEvent::Stop(signal))?;
+        }
+        self.send(SupervisorEvent::Stop(signal))
+    }
+
+    fn notice_by_signal(&self) -> Notice {
+        let (now, policy) = (clock::now(), self.launch.policy_of_stop());
+        let left = policy.stop_by.map(|at| at.saturating_sub(now));
+        let grace = left.map_or(policy.grace, |left| left.min(policy.grace));
+        let kills = now.saturating_add(grace);
+        Notice { cause: NoticeCause::Signal, ends: kills.saturating_sub(LAST_CALL.min(grace / 4)), kills: Some(kills) }
+    }
+
+    /// A user shortens the grace period while a notice holds.
+    pub(super) fn shorten_notice(&mut self, grace: Duration) {
+        if let Some(notice) = self.launch.preempt_link.notice().filter(|notice| notice.kills.is_some()) {
+            let kills = clock::now().saturating_add(grace).min(notice.kills.unwrap_or(Duration::MAX));
+            let ends = kills.saturating_sub(LAST_CALL.min(grace / 4)).min(notice.ends);
+            self.hold(Notice { ends, kills: Some(kills), ..notice });
+        }
+    }
+
+    /// Whether the ranks of this node take part in an agreement, and the other nodes can be reached.
+    fn can_agree(&self) -> bool {
+        let ask = self.ranks.stop_words.as_ref().is_some_and(|words| words.newest().is_some());
+        if !ask || self.engine.running_attempt().is_none() && !self.engine.is_suspended() {
+            return false;
+        }
+        let is_connected = self.launch.plan.nnodes == 1 || self.launch.preempt_link.is_connected();
+        if !is_connected {
+            warn!(
+                "the launchers of this job's nodes have no common rendezvous (--master or etcd; rlaunch.run: --rdzv-backend) by which \
+                 they could agree on a step, so the ranks of this node are stopped at once"
+            );
+        }
+        is_connected
+    }
+
+    /// This node among those that agree, and their number.
+    fn place(&self) -> (usize, usize) {
+        let nnodes = self.launch.plan.nnodes;
+        match (&self.peers, self.membership.as_ref().and_then(|membership| membership.round())) {
+            (Some(peers), _) => (peers.node(), nnodes),
+            (None, Some((members, own))) => (own, members.len()),
+            (None, None) => (0, 1),
+        }
+    }
+
+    /// The number of the node with this id.
+    fn node_of(&self, id: &str) -> Option<usize> {
+        match self.membership.as_ref().and_then(|membership| membership.round()) {
+            Some((members, _)) => members.iter().position(|member| member.id == id),
+            None => id.parse().ok(),
+        }
+    }
+
+    fn round_number(&self) -> u64 {
+        self.launch.round.as_ref().map_or(0, |round| round.number)
+    }
+
+    /// Acts on what other threads have noted, and on the times of a notice.
+    pub(super) fn check_notices(&mut self) -> io::Result<()> {
+        let link = &self.launch.preempt_link;
+        if let Some(notice) = link.take_request() {
+            match link.notice() {
+                Some(standing) if standing.ends <= notice.ends => {}
+                _ if self.engine.is_stopping() => {}
+                _ if self.can_agree() => self.begin(notice)?,
+                // Slurm's own SIGTERM comes at that time.
+                _ if notice.cause == NoticeCause::TimeLimit => {}
+                _ => self.send(SupervisorEvent::Stop(libc::SIGTERM))?,
+            }
+        }
+        // Ranks of a later round stop as well.
+        if self.agreement.is_none()
+            && let Some(notice) = self.launch.preempt_link.notice().filter(|_| !self.engine.living().is_empty())
+        {
+            self.begin(notice)?;
+        }
+        for (node, message) in self.launch.preempt_link.take_messages() {
+            self.hear_message(&node, &message)?;
+        }
+        let (now, mut effects) = (clock::now(), Vec::new());
+        if let Some(agreement) = &mut self.agreement {
+            agreement.handle_timeout(now, &mut effects);
+        }
+        self.carry_out(effects)?;
+        match self.launch.preempt_link.notice() {
+            Some(notice) if now >= notice.ends && !self.engine.is_stopping() => self.end_ranks(&notice),
+            _ => Ok(()),
+        }
+    }
+
+    /// When `check_notices` has to be called without an event.
+    pub(super) fn notice_due(&self) -> Option<Duration> {
+        let ends = self.launch.preempt_link.notice().map(|notice| notice.ends);
+        let ends = ends.filter(|_| !self.engine.is_stopping());
+        [ends, self.agreement.as_ref().and_then(StopAgreement::due)].into_iter().flatten().min()
+    }
+
+    fn hold(&mut self, notice: Notice) {
+        self.launch.preempt_link.set_notice(notice);
+        if let Some(words) = &self.ranks.stop_words {
+            words.set_end(notice.ends);
+        }
+    }
+
+    /// The ranks are to stop soon.
+    fn begin(&mut self, notice: Notice) -> io::Result<()> {
+        let standing = self.launch.preempt_link.notice();
+        let notice = Notice { ends: standing.map_or(notice.ends, |standing| standing.ends.min(notice.ends)), ..notice };
+        self.hold(notice);
+        let left = notice.ends.saturating_sub(clock::now()).as_secs_f64();
+        self.ranks.journal.write_later(JournalEvent::PreemptNotice { cause: notice.cause.word(), left_seconds: left });
+        info!("notice of preemption ({}): the ranks stop at a common step, within {left:.0} s", notice.cause.word());
+        self.send(SupervisorEvent::Resume)?;
+        self.send(SupervisorEvent::ForbidRestarts)?;
+        self.agree(StopEvent::Noticed)
+    }
+
+    fn hear_message(&mut self, node: &str, message: &StopMessage) -> io::Result<()> {
+        let Some(from) = self.node_of(node).filter(|_| message.round == self.round_number()) else { return Ok(()) };
+        if self.launch.preempt_link.notice().is_none() {
+            let at = |left| clock::now().saturating_add(left);
+            let (ends, kills) = message.left();
+            self.begin(Notice { cause: NoticeCause::OtherNode, ends: at(ends), kills: kills.map(at) })?;
+        }
+        self.agree(StopEvent::Heard { from, document: message.stop })
+    }
+
+    fn agree(&mut self, event: StopEvent) -> io::Result<()> {
+        let place = self.place();
+        let newest = self.ranks.stop_words.as_ref().and_then(|words| words.newest());
+        let agreement = self.agreement.get_or_insert_with(|| StopAgreement::new(place, PATIENCE, RESEND));
+        let mut effects = Vec::new();
+        agreement.handle(clock::now(), event, newest, &mut effects);
+        self.carry_out(effects)
+    }
+
+    fn carry_out(&mut self, effects: Vec<StopEffect>) -> io::Result<()> {
+        let mut effects = VecDeque::from(effects);
+        while let Some(effect) = effects.pop_front() {
+            match effect {
+                StopEffect::Raise(proposal) => {
+                    let newest = self.ranks.stop_words.as_ref().and_then(|words| {
+                        words.raise(proposal.step);
+                        words.newest()
+                    });
+                    let (event, mut more) = (StopEvent::Raised { serial: proposal.serial, newest }, Vec::new());
+                    if let Some(agreement) = &mut self.agreement {
+                        agreement.handle(clock::now(), event, newest, &mut more);
+                    }
+                    effects.extend(more);
+                }
+                StopEffect::Send(document) => {
+                    let notice = self.launch.preempt_link.notice();
+                    let left = |at: Duration| at.saturating_sub(clock::now());
+                    let times = notice.map_or((Duration::ZERO, None), |one| (left(one.ends), one.kills.map(left)));
+                    self.launch.preempt_link.send(&StopMessage::new(self.round_number(), times, document));
+                }
+                StopEffect::Decide(Decision::StopAt(step)) => {
+                    if let Some(words) = &self.ranks.stop_words {
+                        words.decide(step);
+                    }
+                    self.ranks.journal.write_later(JournalEvent::StopStep { step: Some(step) });
+                    info!("all ranks stop at step {step}");
+                }
+                StopEffect::Decide(Decision::Abandoned) => {
+                    if let Some(words) = &self.ranks.stop_words {
+                        words.lower();
+                    }
+                    self.ranks.journal.write_later(JournalEvent::StopStep { step: None });
+                    warn!("the nodes could not agree on a step in time; the ranks are stopped by SIGTERM");
+                    if let Some(notice) = self.launch.preempt_link.notice() {
+                        self.end_ranks(&notice)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The time of the notice is over, or the nodes could not agree.
+    fn end_ranks(&mut self, notice: &Notice) -> io::Result<()> {
+        if let Some(kills) = notice.kills {
+            self.send(SupervisorEvent::LimitGrace(kills.saturating_sub(clock::now())))?;
+        }
+        self.send(SupervisorEvent::Stop(libc::SIGTERM))
+    }
+}

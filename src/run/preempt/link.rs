@@ -1,0 +1,129 @@
+//! What reaches the event loop about preemption from other threads: notices of a user, a file or a time, and messages of other nodes;
+//! and the way back to those.
+
+use super::message::StopMessage;
+use crate::rendezvous::questions::QuestionMessage;
+use crate::sys::signals;
+use crossbeam_channel::Sender;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// Messages that may wait for the event loop. More are lost, and sent again.
+const MOST_WAITING: usize = 256;
+/// The numbers of messages begin here, far above those of questions.
+const FIRST_NUMBER: u64 = 1 << 32;
+
+/// Why the ranks are to stop soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoticeCause {
+    /// SIGTERM to this launcher.
+    Signal,
+    /// `rlaunch preempt`.
+    User,
+    /// The file of `--preempt_file` is there.
+    File,
+    /// The time of the scheduler's job is nearly over.
+    TimeLimit,
+    /// A notice to the launcher of another node.
+    OtherNode,
+}
+
+impl NoticeCause {
+    /// The word for it in `events.jsonl`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Signal => "signal",
+            Self::User => "user",
+            Self::File => "file",
+            Self::TimeLimit => "time_limit",
+            Self::OtherNode => "other_node",
+        }
+    }
+}
+
+/// A notice that the ranks are to stop soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Why.
+    pub cause: NoticeCause,
+    /// When ranks that have not ended by then get SIGTERM (`clock::now`).
+    pub ends: Duration,
+    /// When those that still run get SIGKILL; `None`: the job's grace period later.
+    pub kills: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// A notice that the event loop has not seen.
+    requested: Mutex<Option<Notice>>,
+    /// The notice that holds, through all rounds.
+    standing: Mutex<Option<Notice>>,
+    messages: Mutex<Vec<(String, StopMessage)>>,
+    /// To the other nodes, where they can be reached.
+    others: OnceLock<Sender<QuestionMessage>>,
+    sent: AtomicU64,
+}
+
+/// The connection of the event loop with the threads that hear of preemption. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct PreemptLink(Arc<Shared>);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PreemptLink {
+    /// The ranks are to stop soon: wakes the event loop.
+    pub fn request(&self, notice: Notice) {
+        lock(&self.0.requested).get_or_insert(notice);
+        signals::wake();
+    }
+
+    /// Takes what `request` has noted.
+    pub fn take_request(&self) -> Option<Notice> {
+        lock(&self.0.requested).take()
+    }
+
+    /// The notice that holds.
+    pub fn notice(&self) -> Option<Notice> {
+        *lock(&self.0.standing)
+    }
+
+    /// This notice holds from now on.
+    pub fn set_notice(&self, notice: Notice) {
+        *lock(&self.0.standing) = Some(notice);
+    }
+
+    /// Another node has sent a message: wakes the event loop.
+    pub fn hear(&self, node: String, message: StopMessage) {
+        let mut messages = lock(&self.0.messages);
+        if messages.len() < MOST_WAITING {
+            messages.push((node, message));
+            signals::wake();
+        }
+    }
+
+    /// Takes the messages of other nodes, each with the id of its node.
+    pub fn take_messages(&self) -> Vec<(String, StopMessage)> {
+        std::mem::take(&mut *lock(&self.0.messages))
+    }
+
+    /// Messages to other nodes go here. The first call counts.
+    pub fn connect(&self, others: Sender<QuestionMessage>) {
+        let _ = self.0.others.set(others);
+    }
+
+    /// Whether other nodes can be reached.
+    pub fn is_connected(&self) -> bool {
+        self.0.others.get().is_some()
+    }
+
+    /// Sends a message to all other nodes. What cannot be sent at once is lost.
+    pub fn send(&self, message: &StopMessage) {
+        if let Some(others) = self.0.others.get() {
+            let number = FIRST_NUMBER + self.0.sent.fetch_add(1, Ordering::Relaxed);
+            let _ = others.try_send(QuestionMessage::Tell { number, text: message.encode() });
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What the launchers of a job tell each other about a stop step. It is sent as a question without an answer, and may be lost: the
+//! agreement sends it again.
+
+use crate::protocol::stop_step::StopDocument;
+use crate::report::job_status::CONTROL_VERSION;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The longest time until a stop that is believed.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Where a node stands in the agreement on a stop step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StopMessage {
+    version: u32,
+    /// The round whose ranks stop; 0 in a job without rounds.
+    pub round: u64,
+    /// The time until the ranks are ended by signals.
+    left_millis: u64,
+    /// The time until they are killed; `None`: the grace period of their node later.
+    #[serde(default)]
+    kill_millis: Option<u64>,
+    /// Where the node stands.
+    pub stop: StopDocument,
+}
+
+impl StopMessage {
+    /// A message of this round. The times are those until the ranks are ended by signals, and until they are killed.
+    pub fn new(round: u64, (left, kills): (Duration, Option<Duration>), stop: StopDocument) -> Self {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self { version: CONTROL_VERSION, round, left_millis: millis(left), kill_millis: kills.map(millis), stop }
+    }
+
+    /// The time until the ranks are ended by signals, and that until they are killed, if it is set.
+    pub fn left(&self) -> (Duration, Option<Duration>) {
+        let time = |millis| Duration::from_millis(millis).min(LONGEST);
+        (time(self.left_millis), self.kill_millis.map(time))
+    }
+
+    /// The text.
+    pub fn encode(&self) -> String {
+        // Serialization of this type cannot fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Reads the message of another node.
+    pub fn decode(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::stop_step::{Answer, Decision, Proposal};
+
+    #[test]
+    fn a_message_survives_the_wire() {
+        let proposal = Some(Proposal { serial: 3, step: 70 });
+        let answer = Some(Answer { serial: 3, reached: Some(71) });
+        for decision in [None, Some(Decision::StopAt(70)), Some(Decision::Abandoned)] {
+            let times = (Duration::from_millis(1500), Some(Duration::from_millis(2000)));
+            let message = StopMessage::new(2, times, StopDocument { proposal, answer, decision });
+            assert_eq!(StopMessage::decode(&message.encode()), Some(message.clone()));
+            assert_eq!(message.left(), times);
+        }
+        assert_eq!(StopMessage::decode(r#"{"version":1,"round":2,"grace_millis":7}"#), None);
+    }
+}

@@ -1,0 +1,226 @@
+//! Memory that a launcher shares with the ranks of its node: the step of each rank, and the step at which all of them stop. A rank
+//! writes its step and then reads the stop step; the launcher writes the stop step and then reads the steps. Both are sequentially
+//! consistent, so at least one of them sees what the other has written. `protocol/stop_step` rests on that.
+
+use crate::protocol::stop_step::LARGEST_STEP;
+use crate::sys::clock;
+use crate::sys::io::shared_words::SharedWords;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::time::Duration;
+
+/// The stop step (62 bits) and its phase (2 bits).
+const STOP: usize = 0;
+/// When the ranks are ended by signals, in microseconds (`clock::now`); 0: not known.
+const ENDS: usize = 1;
+/// The first rank's words: the newest step that it has reported plus one, and the step at which it was told to stop plus one.
+const FIRST: usize = 2;
+const WORDS_PER_RANK: usize = 2;
+
+const PHASE_SHIFT: u32 = 62;
+const STEP_MASK: u64 = (1 << PHASE_SHIFT) - 1;
+/// Ranks that reach the step wait.
+const RAISED: u64 = 1;
+/// Ranks that reach the step stop.
+const DECIDED: u64 = 2;
+
+/// What a rank is to do at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopAnswer {
+    /// Go on.
+    GoOn,
+    /// Stop here, with all other ranks.
+    Stop,
+    /// Ask again: the launchers are agreeing on the stop step.
+    Wait,
+}
+
+/// The launcher's end.
+#[derive(Debug)]
+pub struct StopWords {
+    words: SharedWords,
+}
+
+fn slot(local_rank: usize) -> usize {
+    FIRST + WORDS_PER_RANK * local_rank
+}
+
+impl StopWords {
+    /// For so many ranks.
+    pub fn new(ranks: usize) -> io::Result<Self> {
+        Ok(Self { words: SharedWords::new("rlaunch-stop", slot(ranks))? })
+    }
+
+    fn ranks(&self) -> usize {
+        (self.words.count() - FIRST) / WORDS_PER_RANK
+    }
+
+    /// The text by which a rank opens its slot (`RankStop::open`).
+    pub fn address(&self, local_rank: usize) -> String {
+        format!("/proc/{}/fd/{}:{local_rank}", std::process::id(), self.words.as_fd().as_raw_fd())
+    }
+
+    /// Another process of this rank is about to be started.
+    pub fn begin_rank(&self, local_rank: usize) {
+        self.words.set(slot(local_rank), 0);
+        self.words.set(slot(local_rank) + 1, 0);
+    }
+
+    /// The newest step of all ranks; `None`: none has asked whether to stop.
+    pub fn newest(&self) -> Option<u64> {
+        (0..self.ranks()).filter_map(|rank| self.words.get(slot(rank)).checked_sub(1)).max()
+    }
+
+    /// The step at which ranks were told to stop, if any was.
+    pub fn stopped_at(&self) -> Option<u64> {
+        (0..self.ranks()).filter_map(|rank| self.words.get(slot(rank) + 1).checked_sub(1)).max()
+    }
+
+    /// Ranks that reach this step wait from now on.
+    pub fn raise(&self, step: u64) {
+        self.words.set(STOP, packed(RAISED, step));
+    }
+
+    /// Ranks that reach this step stop.
+    pub fn decide(&self, step: u64) {
+        self.words.set(STOP, packed(DECIDED, step));
+    }
+
+    /// Ranks go on.
+    pub fn lower(&self) {
+        self.words.set(STOP, 0);
+    }
+
+    /// Ranks learn when they are ended by signals (`clock::now`).
+    pub fn set_end(&self, at: Duration) {
+        self.words.set(ENDS, u64::try_from(at.as_micros()).unwrap_or(u64::MAX).max(1));
+    }
+}
+
+/// A rank's end.
+#[derive(Debug)]
+pub struct RankStop {
+    words: SharedWords,
+    slot: usize,
+}
+
+impl RankStop {
+    /// Opens the slot that this text names (`StopWords::address`).
+    pub fn open(address: &str) -> io::Result<Self> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let (path, rank) = address.rsplit_once(':').ok_or_else(invalid)?;
+        let rank: usize = rank.parse().map_err(|_| invalid())?;
+        let words = SharedWords::open(Path::new(path))?;
+        // Of a number that no launcher gives, the product may not fit.
+        let slot = rank.checked_mul(WORDS_PER_RANK).and_then(|at| at.checked_add(FIRST)).ok_or_else(invalid)?;
+        let is_there = words.count().checked_sub(WORDS_PER_RANK).is_some_and(|last| slot <= last);
+        if is_there { Ok(Self { words, slot }) } else { Err(invalid()) }
+    }
+
+    /// Reports a step, at most `LARGEST_STEP`, and asks what to do there. No system call but for the clock, and that only while waiting.
+    pub fn ask(&self, step: u64) -> StopAnswer {
+        let step = step.min(LARGEST_STEP);
+        self.words.set(self.slot, step + 1);
+        let stop = self.words.get(STOP);
+        if stop == 0 || step < stop & STEP_MASK {
+            return StopAnswer::GoOn;
+        }
+        if stop >> PHASE_SHIFT == DECIDED {
+            self.words.set(self.slot + 1, step + 1);
+            return StopAnswer::Stop;
+        }
+        match self.time_left() {
+            Some(Duration::ZERO) => StopAnswer::GoOn,
+            _ => StopAnswer::Wait,
+        }
+    }
+
+    /// The time until the ranks are ended by signals, if that is known.
+    pub fn time_left(&self) -> Option<Duration> {
+        match self.words.get(ENDS) {
+            0 => None,
+            at => Some(Duration::from_micros(at).saturating_sub(clock::now())),
+        }
+    }
+}
+
+fn packed(phase: u64, step: u64) -> u64 {
+    phase << PHASE_SHIFT | step.min(STEP_MASK)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+
+    fn ranks(count: usize) -> (StopWords, Vec<RankStop>) {
+        let words = StopWords::new(count).unwrap();
+        let ranks = (0..count).map(|rank| RankStop::open(&words.address(rank)).unwrap()).collect();
+        (words, ranks)
+    }
+
+    #[test]
+    fn a_rank_waits_at_a_raised_step_and_stops_at_a_decided_one() {
+        let (words, ranks) = ranks(2);
+        assert_eq!((words.newest(), words.stopped_at(), ranks[0].time_left()), (None, None, None));
+        assert_eq!(ranks[0].ask(0), StopAnswer::GoOn);
+        assert_eq!(words.newest(), Some(0), "step 0 is a step");
+        assert_eq!(ranks[1].ask(7), StopAnswer::GoOn);
+        assert_eq!(words.newest(), Some(7));
+        words.raise(8);
+        assert_eq!((ranks[0].ask(7), ranks[1].ask(8)), (StopAnswer::GoOn, StopAnswer::Wait));
+        words.raise(10);
+        assert_eq!(ranks[1].ask(8), StopAnswer::GoOn, "a later proposal has replaced it");
+        words.decide(10);
+        assert_eq!((ranks[0].ask(9), ranks[0].ask(10), ranks[1].ask(11)), {
+            (StopAnswer::GoOn, StopAnswer::Stop, StopAnswer::Stop)
+        });
+        assert_eq!(words.stopped_at(), Some(11));
+        words.begin_rank(1);
+        assert_eq!((words.newest(), words.stopped_at()), (Some(10), Some(10)));
+    }
+
+    #[test]
+    fn ranks_go_on_when_the_step_is_lowered_or_the_time_is_over() {
+        let (words, ranks) = ranks(1);
+        words.raise(0);
+        assert_eq!(ranks[0].ask(0), StopAnswer::Wait, "step 0 may be the stop step");
+        words.set_end(clock::now() + Duration::from_secs(1000));
+        assert_eq!(ranks[0].ask(0), StopAnswer::Wait);
+        assert!(ranks[0].time_left().unwrap() > Duration::from_secs(900));
+        words.set_end(Duration::ZERO);
+        assert_eq!((ranks[0].ask(0), ranks[0].time_left()), (StopAnswer::GoOn, Some(Duration::ZERO)));
+        words.decide(0);
+        assert_eq!(ranks[0].ask(0), StopAnswer::Stop, "a decision counts also later");
+        words.lower();
+        assert_eq!(ranks[0].ask(LARGEST_STEP), StopAnswer::GoOn);
+    }
+
+    #[test]
+    fn an_address_that_no_launcher_gives_is_refused() {
+        let (words, _) = ranks(2);
+        let path = words.address(0);
+        let path = path.strip_suffix(":0").unwrap();
+        for odd in ["", "/proc/self/stat", "/proc/self/stat:0", &format!("{path}:2"), &format!("{path}:{}", usize::MAX)]
+        {
+            assert!(RankStop::open(odd).is_err(), "{odd}");
+        }
+        assert!(RankStop::open(&format!("{path}:1")).is_ok());
+    }
+
+    #[test]
+    fn a_rank_and_its_launcher_cannot_both_miss_the_other() {
+        let (words, ranks) = ranks(1);
+        for _ in 0..3_000 {
+            words.lower();
+            words.begin_rank(0);
+            let (newest, answer) = std::thread::scope(|scope| {
+                let rank = scope.spawn(|| ranks[0].ask(5));
+                words.raise(5);
+                (words.newest(), rank.join().unwrap())
+            });
+            assert!(newest.is_some() || answer == StopAnswer::Wait);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+"""Preemption in a Slurm cluster: ranks that ask stop at one step, and the job is queued again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launching import until
+from ranks_of_jobs import RANK, is_whole, reported, write
+from scenario_table import Row
+from slurm_cluster import Cluster
+
+COMMAND = (
+    "python -m rlaunch --nproc_per_node 2 --preempt_file notice --requeue 1 "
+    "--log_dir log/$SLURM_RESTART_COUNT train.py"
+)
+BATCH = f"""#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+export SLURM_RESTART_COUNT=${{SLURM_RESTART_COUNT:-0}}
+rm -f notice
+srun {COMMAND}
+"""
+# Continues at the step after the saved one. It has no handler of SIGTERM, which Slurm sends to every process.
+TRAINS = f"""{RANK}
+restarts = os.environ["SLURM_RESTART_COUNT"]
+saved = f"step.{{number}}"
+step = int(open(saved).read()) if os.path.exists(saved) else 0
+while not rlaunch.should_stop(step):
+    step += 1
+    if step % 10 == 0 and not os.path.exists(f"ready-{{restarts}}.{{rank}}"):
+        tell(f"ready-{{restarts}}")
+    time.sleep(0.02)
+with open(f"{{saved}}.draft", "w") as file:
+    file.write(str(step))
+os.rename(f"{{saved}}.draft", saved)
+tell(f"saved-{{restarts}}", step)
+"""
+
+
+def steps(folder: Path, restarts: int) -> set[int]:
+    return {int(path.read_text()) for path in folder.glob(f"saved-{restarts}.*.of.4.on.*")}
+
+
+def test_a_preempted_job_is_queued_again_until_the_limit(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    row.begin(
+        "a notice by a file; after the requeue, SIGTERM to all processes (`scancel --signal=TERM`)",
+        f"srun {COMMAND}",
+        "all ranks stop at one step, are queued again once, and continue there; then status 78",
+    )
+    write(tmp_path, TRAINS)
+    job = cluster.submit(BATCH, folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready-0"), "ranks")
+    (tmp_path / "notice").touch()
+    until(lambda: is_whole(tmp_path, "ready-1"), f"the job that was queued again: {job.output()}", 180)
+    ((first,), fields) = steps(tmp_path, 0), job.fields()
+    assert fields["Restarts"] == "1"
+    cluster.run("scancel", "--signal=TERM", str(job.number))
+    assert job.wait() == "FAILED", job.output()
+    assert job.exit_status() == 78, job.output()
+    assert is_whole(tmp_path, "saved-1"), (reported(tmp_path, "saved-1"), job.output())
+    (second,) = steps(tmp_path, 1)
+    assert 0 < first < second
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("log/*/node-*/rlaunch/result.json")]
+    assert [result["outcome"] for result in results] == ["preempted"] * len(results)
+    row.seen = f"saved step {first} on both nodes, queued again, saved step {second}; exit status 78"

@@ -1,0 +1,267 @@
+//! The agreement on a stop step, over random interleavings of ranks, launchers and messages that are lost, doubled and overtaken.
+//! Ranks run ahead of each other without a limit, which no collective would allow: the agreement does not rely on one. They begin at the
+//! same step.
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use rlaunch::protocol::stop_step::{Decision, Proposal, StopAgreement, StopDocument, StopEffect, StopEvent};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const RESEND: Duration = Duration::from_millis(200);
+
+/// What a launcher has written to the memory that it shares with its ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Word {
+    Nothing,
+    Raised(u64),
+    Stop(u64),
+}
+
+/// Where a rank is in its call of `should_stop`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Call {
+    Writes,
+    Reads,
+    /// It has read that there is no stop step, before it writes its own.
+    WritesLate,
+    Stopped,
+}
+
+#[derive(Clone, Debug)]
+struct Rank {
+    step: u64,
+    call: Call,
+    slot: Option<u64>,
+}
+
+/// Reading the ranks' steps, one after another.
+struct Reading {
+    serial: u32,
+    next: usize,
+    newest: Option<u64>,
+}
+
+struct Node {
+    agreement: StopAgreement,
+    word: Word,
+    ranks: Vec<Rank>,
+    effects: VecDeque<StopEffect>,
+    reading: Option<Reading>,
+    inbox: Vec<(usize, StopDocument)>,
+}
+
+struct World {
+    now: Duration,
+    start: u64,
+    nodes: Vec<Node>,
+    is_lossy: bool,
+    /// A fault that the test has to find.
+    reads_first: bool,
+}
+
+impl World {
+    /// Nodes with so many ranks each, which begin at the step `start`.
+    fn new((start, ranks): (u64, &[usize]), reads_first: bool) -> Self {
+        let rank = Rank { step: start, call: Call::Writes, slot: None };
+        let node = |(own, count): (usize, &usize)| Node {
+            agreement: StopAgreement::new((own, ranks.len()), PATIENCE, RESEND),
+            word: Word::Nothing,
+            ranks: vec![rank.clone(); *count],
+            effects: VecDeque::new(),
+            reading: None,
+            inbox: Vec::new(),
+        };
+        let nodes = ranks.iter().enumerate().map(node).collect();
+        Self { now: Duration::ZERO, start, nodes, is_lossy: true, reads_first }
+    }
+
+    fn event(&mut self, node: usize, event: StopEvent) {
+        let Node { agreement, ranks, effects, .. } = &mut self.nodes[node];
+        let (newest, mut more) = (ranks.iter().filter_map(|rank| rank.slot).max(), Vec::new());
+        agreement.handle(self.now, event, newest, &mut more);
+        effects.extend(more);
+    }
+
+    /// One access of a rank to the memory.
+    fn rank(&mut self, node: usize, rank: usize) {
+        let Node { word, ranks, .. } = &mut self.nodes[node];
+        let count = ranks.len();
+        let rank = &mut ranks[rank % count];
+        match rank.call {
+            Call::Writes if self.reads_first && matches!(word, Word::Nothing) => rank.call = Call::WritesLate,
+            Call::WritesLate => {
+                (rank.slot, rank.step, rank.call) = (Some(rank.step), rank.step + 1, Call::Writes);
+            }
+            Call::Writes => {
+                rank.slot = Some(rank.step);
+                rank.call = Call::Reads;
+            }
+            Call::Reads => match *word {
+                Word::Stop(at) if rank.step >= at => rank.call = Call::Stopped,
+                Word::Raised(at) if rank.step >= at => {}
+                _ => (rank.step, rank.call) = (rank.step + 1, Call::Writes),
+            },
+            Call::Stopped => {}
+        }
+    }
+
+    /// One access of a launcher to the memory, or one message.
+    fn launcher(&mut self, own: usize, choice: u32) {
+        let node = &mut self.nodes[own];
+        if let Some(mut reading) = node.reading.take() {
+            if let Some(rank) = node.ranks.get(reading.next) {
+                reading.newest = reading.newest.max(rank.slot);
+                reading.next += 1;
+                node.reading = Some(reading);
+            } else {
+                let Reading { serial, newest, .. } = reading;
+                self.event(own, StopEvent::Raised { serial, newest });
+            }
+            return;
+        }
+        match node.effects.pop_front() {
+            Some(StopEffect::Raise(Proposal { serial, step })) => {
+                node.word = Word::Raised(step);
+                node.reading = Some(Reading { serial, next: 0, newest: None });
+            }
+            Some(StopEffect::Decide(Decision::StopAt(step))) => node.word = Word::Stop(step),
+            Some(StopEffect::Decide(Decision::Abandoned)) => node.word = Word::Nothing,
+            Some(StopEffect::Send(document)) => {
+                let copies = if self.is_lossy { choice as usize % 3 } else { 1 };
+                for other in (0..self.nodes.len()).filter(|other| *other != own) {
+                    self.nodes[other].inbox.extend(vec![(own, document); copies]);
+                }
+            }
+            None if node.inbox.is_empty() => {}
+            None => {
+                let (from, document) = node.inbox.swap_remove(choice as usize % node.inbox.len());
+                self.event(own, StopEvent::Heard { from, document });
+            }
+        }
+    }
+
+    fn timeouts(&mut self) {
+        let Some(due) = self.nodes.iter().filter_map(|node| node.agreement.due()).min() else { return };
+        self.now = self.now.max(due);
+        for node in &mut self.nodes {
+            let mut effects = Vec::new();
+            node.agreement.handle_timeout(self.now, &mut effects);
+            node.effects.extend(effects);
+        }
+    }
+
+    fn play(&mut self, choice: u32) {
+        let (node, which) = (choice as usize / 16 % self.nodes.len(), choice / 256);
+        match choice % 16 {
+            0 => self.timeouts(),
+            1 => self.event(node, StopEvent::Noticed),
+            2..=8 => self.launcher(node, which),
+            _ => self.rank(node, which as usize),
+        }
+    }
+
+    /// Every message arrives from now on, in order, and all take turns.
+    fn end(&mut self) {
+        self.is_lossy = false;
+        self.event(0, StopEvent::Noticed);
+        for turn in 0..3000 {
+            for node in 0..self.nodes.len() {
+                (0..12).for_each(|_| self.launcher(node, 0));
+                (0..self.nodes[node].ranks.len()).for_each(|rank| self.rank(node, rank));
+            }
+            if turn % 20 == 19 {
+                self.timeouts();
+            }
+        }
+    }
+
+    fn judge(&self) -> Result<Option<u64>, String> {
+        let decisions: Vec<_> = self.nodes.iter().map(|node| node.agreement.decision()).collect();
+        if decisions.iter().any(|one| one.is_none() || *one != decisions[0]) {
+            return Err(format!("the nodes have not agreed: {decisions:?}"));
+        }
+        let Some(Decision::StopAt(at)) = decisions[0] else {
+            let stopped = self.nodes.iter().flat_map(|node| &node.ranks).filter(|rank| rank.call == Call::Stopped);
+            return if stopped.count() == 0 { Ok(None) } else { Err("a rank has stopped without a decision".into()) };
+        };
+        // Where no rank had asked, all stop at once.
+        let at = at.max(self.start);
+        for rank in self.nodes.iter().flat_map(|node| &node.ranks) {
+            if rank.call != Call::Stopped && rank.step >= at || rank.call == Call::Stopped && rank.step != at {
+                return Err(format!("all ranks stop at {at}, but one is at {rank:?}"));
+            }
+        }
+        Ok(Some(at))
+    }
+}
+
+fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok());
+    ProptestConfig { cases: cases.unwrap_or(2000), ..ProptestConfig::default() }
+}
+
+/// The first step, the ranks of each node, and what happens.
+fn histories() -> impl Strategy<Value = ((u64, Vec<usize>), Vec<u32>)> {
+    let ranks = prop::collection::vec(1..4_usize, 1..4);
+    ((0..40_u64, ranks), prop::collection::vec(any::<u32>(), 0..600))
+}
+
+fn play((start, ranks): &(u64, Vec<usize>), choices: &[u32], reads_first: bool) -> Result<Option<u64>, String> {
+    let mut world = World::new((*start, ranks), reads_first);
+    choices.iter().for_each(|choice| world.play(*choice));
+    world.end();
+    world.judge()
+}
+
+proptest! {
+    #![proptest_config(config())]
+    #[test]
+    fn all_ranks_stop_at_one_step_or_none_does((job, choices) in histories()) {
+        prop_assert!(play(&job, &choices, false).is_ok(), "{:?}", play(&job, &choices, false));
+    }
+
+    #[test]
+    fn without_losses_they_stop((job, _) in histories()) {
+        let stopped = play(&job, &[], false);
+        prop_assert!(matches!(stopped, Ok(Some(_))), "{:?}", stopped);
+    }
+}
+
+#[test]
+fn a_rank_that_reads_before_it_writes_is_found() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let is_found = (0..3000).any(|_| {
+        let (job, choices) = histories().new_tree(&mut runner).unwrap().current();
+        play(&job, &choices, true).is_err()
+    });
+    assert!(is_found);
+}
+
+#[test]
+fn one_node_needs_no_message() {
+    let mut agreement = StopAgreement::new((0, 1), PATIENCE, RESEND);
+    let mut effects = Vec::new();
+    agreement.handle(Duration::ZERO, StopEvent::Noticed, Some(7), &mut effects);
+    assert_eq!(effects, [StopEffect::Raise(Proposal { serial: 1, step: 8 })]);
+    // A rank was faster, twice.
+    effects.clear();
+    agreement.handle(Duration::ZERO, StopEvent::Raised { serial: 1, newest: Some(11) }, Some(11), &mut effects);
+    assert_eq!(effects, [StopEffect::Raise(Proposal { serial: 2, step: 13 })]);
+    effects.clear();
+    agreement.handle(Duration::ZERO, StopEvent::Raised { serial: 2, newest: Some(12) }, Some(12), &mut effects);
+    assert_eq!(effects, [StopEffect::Decide(Decision::StopAt(13))]);
+}
+
+#[test]
+fn a_node_that_does_not_answer_ends_the_agreement_and_ranks_go_on() {
+    let mut agreement = StopAgreement::new((0, 2), PATIENCE, RESEND);
+    let mut effects = Vec::new();
+    agreement.handle(Duration::ZERO, StopEvent::Noticed, Some(7), &mut effects);
+    agreement.handle(Duration::ZERO, StopEvent::Raised { serial: 1, newest: Some(7) }, Some(7), &mut effects);
+    assert_eq!((agreement.decision(), agreement.due()), (None, Some(RESEND)));
+    effects.clear();
+    agreement.handle_timeout(PATIENCE, &mut effects);
+    assert_eq!(effects[0], StopEffect::Decide(Decision::Abandoned));
+}

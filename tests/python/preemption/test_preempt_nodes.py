@@ -1,0 +1,127 @@
+"""Notices of preemption to one of two nodes: the ranks of both stop at one step, and lose no checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from effort import cases
+from launching import Ended, Place, free_ports, until
+from steps import PREEMPTED, STEPS, ask, checkpoints, events, state_after, variables
+
+BACKENDS = ["paddle master", "c10d", "static"]
+
+
+def command(backend: str, node: int, port: int, ranks: int) -> list[str]:
+    """A launcher's command line, without the script."""
+    if backend == "paddle master":
+        return ["rlaunch", "--nnodes=2", f"--master=127.0.0.1:{port}", f"--rank={node}",
+                f"--nproc_per_node={ranks}", f"--log_dir=log.{node}", "--host=127.0.0.1"]  # fmt: skip
+    where = {
+        "c10d": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"],
+        "static": [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"],
+    }
+    return [
+        "rlaunch.run",
+        "--nnodes=2",
+        *where[backend],
+        f"--nproc-per-node={ranks}",
+        f"--log-dir=log.{node}",
+    ]
+
+
+class TwoNodes:
+    """Two launchers of one job on this machine."""
+
+    def __init__(self, folder: Path, backend: str, ranks: tuple[int, int]) -> None:
+        self.folder, self.backend, self.ranks = folder, backend, ranks
+        self.launchers: list[subprocess.Popen[bytes]] = []
+
+    def runtime(self, node: int) -> Path:
+        return self.folder / f"run.{node}"
+
+    @contextlib.contextmanager
+    def run(self, **more: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+        port, pipes = free_ports(1), {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with contextlib.ExitStack() as cleaned:
+            launchers = []
+            for node, ranks in enumerate(self.ranks):
+                words = [sys.executable, "-m", *command(self.backend, node, port, ranks), "train.py"]
+                env = variables(self.runtime(node), **more)
+                process = subprocess.Popen(words, cwd=self.folder, env=env, **pipes)  # type: ignore[call-overload]
+                launchers.append(cleaned.enter_context(Place.cleaned(process)))
+            yield launchers
+
+    def await_ready(self, launchers: list[subprocess.Popen[bytes]]) -> None:
+        def are_ready() -> bool:
+            assert all(launcher.poll() is None for launcher in launchers), self.ends(launchers)
+            return all((self.folder / f"ready.{rank}").exists() for rank in range(sum(self.ranks)))
+
+        until(are_ready, "the ranks")
+
+    def ends(self, launchers: list[subprocess.Popen[bytes]]) -> list[Ended]:
+        return [Place.wait(launcher) for launcher in launchers]
+
+    def log_dir(self, node: int) -> Path:
+        folder = self.folder / f"log.{node}"
+        return folder if self.backend == "paddle master" else next(folder.iterdir())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", range(cases(2, 17)))
+def test_a_random_notice_ends_both_nodes_at_one_step(case: int, backend: str, tmp_path: Path) -> None:
+    rng = random.Random(f"{backend} {case}")
+    job = TwoNodes(tmp_path, backend, (rng.randint(1, 2), rng.randint(1, 2)))
+    node, how, after = rng.randrange(2), rng.choice(["SIGTERM", "rlaunch preempt"]), rng.random() * 0.5
+    (tmp_path / "train.py").write_text(STEPS)
+    with job.run(STEP_SECONDS=str(rng.choice([0.0004, 0.002, 0.02]))) as launchers:
+        job.await_ready(launchers)
+        time.sleep(after)
+        if how == "SIGTERM":
+            launchers[node].send_signal(signal.SIGTERM)
+        else:
+            ask(job.runtime(node), "preempt", "--no-wait")
+        ends = job.ends(launchers)
+    assert [end.status for end in ends] == [PREEMPTED] * 2, [end.stderr for end in ends]
+    saved = checkpoints(tmp_path)
+    assert len(saved) == sum(job.ranks)
+    ((step, state),) = set(saved)
+    assert state == state_after(step)
+    assert [events(job.log_dir(one), "stop_step")[0]["step"] for one in range(2)] == [step] * 2
+    with job.run(LAST_STEP=str(step + 3)) as launchers:
+        ends = job.ends(launchers)
+    assert [end.status for end in ends] == [0, 0], [end.stderr for end in ends]
+    assert set(checkpoints(tmp_path, "finished")) == {(step + 3, state_after(step + 3))}
+
+
+def test_notices_to_both_nodes_at_once_are_one(tmp_path: Path) -> None:
+    job = TwoNodes(tmp_path, "c10d", (2, 1))
+    (tmp_path / "train.py").write_text(STEPS)
+    with job.run() as launchers:
+        job.await_ready(launchers)
+        for launcher in launchers:
+            launcher.send_signal(signal.SIGTERM)
+        ends = job.ends(launchers)
+    assert [end.status for end in ends] == [PREEMPTED] * 2, [end.stderr for end in ends]
+    assert len(set(checkpoints(tmp_path))) == 1
+
+
+def test_nodes_without_a_rendezvous_are_stopped_by_sigterm(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.script(STEPS)
+    # The other node does not exist: ranks do not talk with each other.
+    options = ["--ips=10.99.0.1,10.99.0.2", "--host=10.99.0.1", f"--start_port={free_ports(1)}"]
+    with place.start(*options, "--nproc_per_node=1", "train.py", env=variables(tmp_path / "run")) as launcher:
+        place.ready(1)
+        launcher.send_signal(signal.SIGTERM)
+        ended = place.wait(launcher)
+    assert ended.status == 128 + signal.SIGTERM, ended.stderr
+    assert "have no common rendezvous" in ended.stderr
+    assert (tmp_path / "terminated.0").exists()
