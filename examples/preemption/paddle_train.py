@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     # Rank 0 alone looks: another rank may see a folder later.
     found = paddle.to_tensor([newest(folder) if dist.get_rank() == 0 else 0], dtype="int64")
     dist.broadcast(found, 0)
-    first = int(found)
+    first = int(found.item())
     if first:
         model.set_state_dict(paddle.load(str(folder / str(first) / part)))
     print(f"begins at step {first}", flush=True)

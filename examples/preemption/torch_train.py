@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     # Rank 0 alone looks: another rank may see a folder later.
     found = torch.tensor(newest(folder) if dist.get_rank() == 0 else 0)
     dist.broadcast(found, 0)
-    first = int(found)
+    first = int(found.item())
     if first:
         state = torch.load(folder / str(first) / part)
         model.load_state_dict(state["model"])

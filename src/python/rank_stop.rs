@@ -1,19 +1,19 @@
 //! The place of a rank in the memory of `rlaunch.should_stop`, for Python.
 
 use super::errors::os_error;
-use crate::run::preempt::stop_words::{RankStop, StopAnswer};
+use crate::run::preempt::stop_words::{RankStopSlot, StopAnswer};
 use pyo3::prelude::*;
 
 /// What a rank shares with its launcher about the step at which all ranks stop.
 #[pyclass(frozen, name = "RankStop", module = "rlaunch._lib")]
-pub struct PyRankStop(RankStop);
+pub struct PyRankStop(RankStopSlot);
 
 #[pymethods]
 impl PyRankStop {
     /// Opens the place by the value of RLAUNCH_STOP_SLOT. OSError: there is no such place.
     #[new]
     fn new(address: &str) -> PyResult<Self> {
-        RankStop::open(address).map(Self).map_err(os_error)
+        RankStopSlot::open(address).map(Self).map_err(os_error)
     }
 
     /// Reports a step; whether to stop there. None: ask again soon.

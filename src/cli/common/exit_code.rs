@@ -28,7 +28,7 @@ pub const FAILED_ELSEWHERE: i32 = 76;
 /// The job was stopped on another node.
 pub const STOPPED_ELSEWHERE: i32 = 77;
 
-/// All ranks exited successfully because `rlaunch.should_stop` told them to: the job is to go on later.
+/// All ranks exited successfully because `rlaunch.should_stop` asked them to: the job is to go on later.
 pub const PREEMPTED: i32 = 78;
 
 /// Every failure under torchrun, except for a command line that cannot be used.

@@ -303,7 +303,7 @@ impl Job<'_> {
     }
 }
 
-/// Whether the ranks of this node were told to stop (`rlaunch.should_stop`), and have all exited successfully.
+/// Whether the ranks of this node were asked to stop (`rlaunch.should_stop`), and have all exited successfully.
 fn is_preempted(launched: &LaunchResult) -> bool {
     matches!(launched.outcome, JobOutcome::Preempted(_))
 }

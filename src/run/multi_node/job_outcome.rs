@@ -8,7 +8,7 @@ use crate::supervise::{NodeOutcome, NodeReport};
 pub enum JobOutcome {
     /// This node's report says it all: there are no other nodes, or they change nothing.
     AsReported,
-    /// All ranks of this node exited successfully, after they were told to stop at this step (`rlaunch.should_stop`).
+    /// All ranks of this node exited successfully, after they were asked to stop at this step (`rlaunch.should_stop`).
     Preempted(u64),
     /// The job ended in this way on all nodes.
     Ended(JobEnd),

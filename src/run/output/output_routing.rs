@@ -199,6 +199,8 @@ mod tests {
             console_drain_timeout: Duration::ZERO,
             hang: Default::default(),
             sampling: Default::default(),
+            preempt: Default::default(),
+            preempt_link: Default::default(),
             status: Default::default(),
             samples: Default::default(),
             stack_reader: Default::default(),

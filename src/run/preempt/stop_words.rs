@@ -14,7 +14,7 @@ use std::time::Duration;
 const STOP: usize = 0;
 /// When the ranks are ended by signals, in microseconds (`clock::now`); 0: not known.
 const ENDS: usize = 1;
-/// The first rank's words: the newest step that it has reported plus one, and the step at which it was told to stop plus one.
+/// The first rank's words: the newest step that it has reported plus one, and the step at which it was asked to stop plus one.
 const FIRST: usize = 2;
 const WORDS_PER_RANK: usize = 2;
 
@@ -56,7 +56,7 @@ impl StopWords {
         (self.words.count() - FIRST) / WORDS_PER_RANK
     }
 
-    /// The text by which a rank opens its slot (`RankStop::open`).
+    /// The text by which a rank opens its slot (`RankStopSlot::open`).
     pub fn address(&self, local_rank: usize) -> String {
         format!("/proc/{}/fd/{}:{local_rank}", std::process::id(), self.words.as_fd().as_raw_fd())
     }
@@ -72,7 +72,7 @@ impl StopWords {
         (0..self.ranks()).filter_map(|rank| self.words.get(slot(rank)).checked_sub(1)).max()
     }
 
-    /// The step at which ranks were told to stop, if any was.
+    /// The step at which ranks were asked to stop, if any was.
     pub fn stopped_at(&self) -> Option<u64> {
         (0..self.ranks()).filter_map(|rank| self.words.get(slot(rank) + 1).checked_sub(1)).max()
     }
@@ -100,12 +100,12 @@ impl StopWords {
 
 /// A rank's end.
 #[derive(Debug)]
-pub struct RankStop {
+pub struct RankStopSlot {
     words: SharedWords,
     slot: usize,
 }
 
-impl RankStop {
+impl RankStopSlot {
     /// Opens the slot that this text names (`StopWords::address`).
     pub fn open(address: &str) -> io::Result<Self> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
@@ -154,9 +154,9 @@ mod tests {
     #![allow(clippy::unwrap_used)] // A test fails by panicking.
     use super::*;
 
-    fn ranks(count: usize) -> (StopWords, Vec<RankStop>) {
+    fn ranks(count: usize) -> (StopWords, Vec<RankStopSlot>) {
         let words = StopWords::new(count).unwrap();
-        let ranks = (0..count).map(|rank| RankStop::open(&words.address(rank)).unwrap()).collect();
+        let ranks = (0..count).map(|rank| RankStopSlot::open(&words.address(rank)).unwrap()).collect();
         (words, ranks)
     }
 
@@ -204,9 +204,9 @@ mod tests {
         let path = path.strip_suffix(":0").unwrap();
         for odd in ["", "/proc/self/stat", "/proc/self/stat:0", &format!("{path}:2"), &format!("{path}:{}", usize::MAX)]
         {
-            assert!(RankStop::open(odd).is_err(), "{odd}");
+            assert!(RankStopSlot::open(odd).is_err(), "{odd}");
         }
-        assert!(RankStop::open(&format!("{path}:1")).is_ok());
+        assert!(RankStopSlot::open(&format!("{path}:1")).is_ok());
     }
 
     #[test]

@@ -27,25 +27,30 @@ def test_the_example_saves_and_continues(
     place, saved = Place(tmp_path), tmp_path / "saved"
     saved.mkdir()
     example = EXAMPLES / f"{framework}_train.py"
-    (tmp_path / "train.py").write_text(preloaded.head(framework) + example.read_text())
+    # The head comes first, where `from __future__` would have to.
+    body = example.read_text().replace("from __future__ import annotations\n", "")
+    (tmp_path / "train.py").write_text(preloaded.head(framework) + body)
     steps = [0]
     for run in range(2):
-        words = [*options, "--log_overwrite=true", "--nproc_per_node=2", "train.py", str(saved)]
+        words = [*options, f"--log_dir=log.{run}", "--nproc_per_node=2", "train.py", str(saved)]
         with place.start(*words, env=variables(tmp_path / "run")) as launcher:
             # Then both have asked whether to stop: they average their gradients.
-            until(lambda: b": loss" in read(place), "the first losses")
+            folder = f"log.{run}"
+            until(lambda folder=folder: b": loss" in read(place, folder), "the first losses")
             assert ask(tmp_path / "run", "preempt", "--no-wait").status == 0
             ended = place.wait(launcher)
-        assert ended.status == PREEMPTED, (run, ended.stderr, place.log(0))
-        said = [re.findall(r"saved step (\d+), \d+ s left", place.log(rank).decode()) for rank in range(2)]
+        assert ended.status == PREEMPTED, (run, ended.stderr, place.log(0, folder))
+        said = [
+            re.findall(r"saved step (\d+), \d+ s left", place.log(rank, folder).decode()) for rank in range(2)
+        ]
         ((step,), other) = said
         assert [step] == other
-        assert f"begins at step {steps[-1]}\n" in place.log(1).decode()
+        assert f"begins at step {steps[-1]}\n" in place.log(1, folder).decode()
         assert {path.name for path in (saved / step).iterdir()} == {f"rank-{n}.{suffix}" for n in range(2)}
         assert int(step) > steps[-1]
         steps.append(int(step))
 
 
-def read(place: Place) -> bytes:
-    path = place.folder / "log/workerlog.0"
+def read(place: Place, folder: str) -> bytes:
+    path = place.folder / folder / "workerlog.0"
     return path.read_bytes() if path.exists() else b""
