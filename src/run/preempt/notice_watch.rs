@@ -8,7 +8,7 @@ use crate::sys::clock;
 use std::io;
 use std::time::Duration;
 
-/// How often the file is looked for.
+/// How often the file is looked for. No event says so: inotify sees nothing that another machine does on a network file system.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The longest pause: the wall clock, by which schedulers count, may be set meanwhile.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -30,14 +30,14 @@ fn watch(spec: &PreemptSpec, time_limit: Option<Duration>, link: &PreemptLink) {
             (_, Some(left)) if left <= spec.time => NoticeCause::TimeLimit,
             _ => {
                 let until = left.map_or(LONGEST_PAUSE, |left| (left - spec.time).min(LONGEST_PAUSE));
-                std::thread::sleep(if spec.file.is_some() { until.min(INTERVAL) } else { until });
+                std::thread::park_timeout(if spec.file.is_some() { until.min(INTERVAL) } else { until });
                 continue;
             }
         };
         let time = left.map_or(spec.time, |left| left.min(spec.time));
         link.request(Notice { cause, ends: clock::now().saturating_add(time), kills: None });
         // At the time limit, ranks that have not asked yet may do so later.
-        std::thread::sleep(INTERVAL);
+        std::thread::park_timeout(INTERVAL);
         if cause == NoticeCause::File || link.notice().is_some() {
             return;
         }
