@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help docs site demo check check-python check-stub test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
+.PHONY: help docs site site-version demo check check-python check-stub test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-ecosystem  accelerate, Lightning, transformers, TRL, torchmetrics, Paddle's fleet and debugpy on rlaunch (minutes)"
 	@echo "make wheels  builds the wheels of all platforms, audits them and runs them in bare systems; writes target/wheels.md"
 	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
+	@echo "make site-version  the site as a version of it, in the branch gh-pages: VERSION=dev"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
 	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
@@ -112,6 +113,13 @@ docs: site $(VENV)/browser
 # Fails on a broken link and on a page outside the navigation. The variable turns off a notice about MkDocs 2.
 site: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The site as one of several versions, in the local branch gh-pages. VERSION=dev, or VERSION="1.2 latest" for a release; PUSH=1 pushes
+# the branch.
+MIKE = PATH="$(abspath $(BIN)):$$PATH" RLAUNCH_DOCS_VERSIONS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mike
+site-version: $(VENV)/docs
+	$(MIKE) deploy --update-aliases $(if $(PUSH),--push) $(VERSION)
+	$(if $(filter latest,$(VERSION)),$(MIKE) set-default $(if $(PUSH),--push) latest)
 
 demo: $(VENV)/built
 	$(BIN)/python examples/digits/demo.py

@@ -24,6 +24,9 @@ LINK = re.compile(r"""(\]\(|\bsrc(?:set)?=")(?![a-z]+:|#)([^)#\s"]+)""")
 
 
 def on_config(config: Any) -> Any:
+    # The selector of versions fetches versions.json, which a folder without a server does not have.
+    if "RLAUNCH_DOCS_VERSIONS" in os.environ:
+        config.extra["version"] = {"provider": "mike", "default": "latest"}
     version = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.M)
     assert version is not None
     config.copyright = config.copyright.replace("!VERSION", version[1])

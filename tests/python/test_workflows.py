@@ -17,7 +17,11 @@ from paths import ROOT
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 CAPTURED: Any = {"cwd": ROOT, "capture_output": True, "text": True, "check": True}
 # What a job may do beyond reading the repository.
-GRANTED = {("docs", "deploy"): {"id-token", "pages"}, ("release", "publish"): {"id-token"}}
+GRANTED = {
+    ("docs", "deploy"): {"contents"},
+    ("release", "docs"): {"contents"},
+    ("release", "publish"): {"id-token"},
+}
 
 
 def parse(path: Path) -> dict[str, Any]:

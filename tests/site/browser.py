@@ -32,15 +32,18 @@ def browser_fixture() -> Iterator[Any]:
 class Tab:
     """The page in a tab, with all that the browser complains of."""
 
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
-        self.context = browser.new_context(offline=True, **options)
+    def __init__(self, browser: Any, place: Path | str, **options: Any) -> None:
+        """Opens a file without a network, or an address."""
+        is_file = isinstance(place, Path)
+        self.site = "file:" if is_file else place
+        self.context = browser.new_context(offline=is_file, **options)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
+        self.page.goto(place.as_uri() if isinstance(place, Path) else place)
 
     def __enter__(self) -> Any:
         return self.page
@@ -48,7 +51,7 @@ class Tab:
     def __exit__(self, *_: object) -> None:
         self.context.close()
         assert self.complaints == []
-        assert [url for url in self.requests if not url.startswith(("file:", "data:"))] == []
+        assert [url for url in self.requests if not url.startswith((self.site, "data:"))] == []
 
 
 def assert_no_sideways_scrolling(page: Any, width: int, name: str = "the page") -> None:

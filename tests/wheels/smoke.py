@@ -115,7 +115,7 @@ CHECKS: list[Callable[[Path], None]] = [
 
 
 def main() -> int:
-    libc = " ".join(platform.libc_ver()) or "musl"
+    libc = " ".join(platform.libc_ver()).strip() or "musl"
     print(f"Python {platform.python_version()}, {platform.machine()}, {libc}", flush=True)
     passed = 0
     for check in CHECKS:

@@ -1,7 +1,8 @@
 """Bare Debian systems, in which the wheels are installed and run: no compiler, no package of the host.
 
 Needs root and Debian's package mmdebstrap. Another processor's system needs arch-test and qemu-user-static
-too, registered in binfmt_misc.
+too, registered in binfmt_misc. Neither Debian nor PyPI has Alpine, so the system of musl is Debian's musl
+with Alpine's Python.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import musl
 
 FOLDER = Path(__file__).parent
 MIRROR = "http://deb.debian.org/debian"
@@ -24,10 +27,11 @@ class System:
     release: str
     suite: str
     machine: str
+    libc: str = "glibc"
 
     @property
     def name(self) -> str:
-        return f"Debian {self.release}"
+        return f"Debian {self.release}" if self.libc == "glibc" else f"musl of Debian {self.release}"
 
     @property
     def is_emulated(self) -> bool:
@@ -39,6 +43,7 @@ SYSTEMS = [
     System("12", "bookworm", "x86_64"),
     System("13", "trixie", "x86_64"),
     System("13", "trixie", "aarch64"),
+    System("13", "trixie", "x86_64", libc="musl"),
 ]
 
 
@@ -53,7 +58,7 @@ def missing_for(system: System) -> str | None:
 
 def smoke(system: System, wheel: Path, folder: Path) -> tuple[bool, str]:
     """Installs the wheel and runs smoke.py there. Returns whether all checks passed, and what it printed."""
-    root = folder / f"{system.suite}-{system.machine}"
+    root = folder / f"{system.suite}-{system.machine}-{system.libc}"
     if not (root / "ready").exists():
         make(system, root)
     for file in (wheel, FOLDER / "smoke.py"):
@@ -72,14 +77,18 @@ def make(system: System, root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
     # Emulated, the packages' scripts take half an hour, and Python needs none of them.
     merged = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
-    variant = ["--variant=extract", merged] if system.is_emulated else ["--variant=minbase"]
+    is_extracted = system.is_emulated or system.libc == "musl"
+    variant = ["--variant=extract", merged] if is_extracted else ["--variant=minbase"]
     command = ["mmdebstrap", *variant, f"--arch={MACHINES[system.machine]}"]
+    packages = "python3,python3-venv" if system.libc == "glibc" else musl.DEBIAN_PACKAGES
     log = root.with_suffix(".log")
     with log.open("w") as output:
-        options = ["--include=python3,python3-venv", system.suite, root, MIRROR]
+        options = [f"--include={packages}", system.suite, root, MIRROR]
         subprocess.run([*command, *options], check=True, stdout=output, stderr=output)
-    for folder in ("root", "proc", "dev/shm"):
+    for folder in ("root", "proc", "dev/shm", "usr/local"):
         (root / folder).mkdir(parents=True, exist_ok=True)
+    if system.libc == "musl":
+        musl.add_python(root, root.with_suffix(".downloads"))
     (root / "ready").touch()
 
 
@@ -93,7 +102,9 @@ def run(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Runs a command in the system, in a PID namespace that ends with it."""
     inside = 'mount -t proc proc "$0/proc" && mount -t tmpfs tmpfs "$0/dev/shm" && exec chroot "$0" "$@"'
     namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
-    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+    env = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+    if (root / musl.PRELOADED).exists():
+        command = ("busybox", "env", f"LD_PRELOAD=/{musl.PRELOADED}", *command)
     return subprocess.run(
         [*namespaces, "sh", "-c", inside, root, *command],
         env=env,

@@ -61,6 +61,13 @@ def normalize(bill: bytes, epoch: str) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
+def listed_crates(wheel: Path) -> int:
+    """How many crates the bill of materials names."""
+    with zipfile.ZipFile(wheel) as archive:
+        bills = [name for name in archive.namelist() if name.endswith(".cyclonedx.json")]
+        return sum(len(json.loads(archive.read(name))["components"]) for name in bills)
+
+
 def rows(files: dict[str, bytes], record: str) -> str:
     def row(name: str, data: bytes) -> str:
         if name == record:

@@ -1,6 +1,6 @@
 """Builds the wheels and the sdist, audits and measures them, and runs each in bare systems.
 
-    python tests/wheels/wheels.py --run --follow --twice x86_64-unknown-linux-gnu --write target/wheels.md
+    python tests/wheels/wheels.py --run --follow --twice x86_64-unknown-linux-gnu --write docs/wheels.md
 
 Files go to target/wheels. ``--target`` builds that platform alone. Exits with 1 if a platform's Rust target
 is missing, a check fails, a wheel is too large, or two builds differ.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -42,22 +43,24 @@ wheels for free-threaded Pythons: 3.13 and 3.14 have no stable ABI, and the engi
 (`gil_used = true`). For them pip builds the sdist ({sdist} MB), which needs Rust.
 
 - **audit**: `auditwheel show` names the oldest C library that has the symbols. `abi3audit --strict` checks
-  that all functions of Python are in the stable ABI of 3.10. `twine check --strict` checks the metadata.
+  that all functions of Python are in the stable ABI of 3.10. `twine check --strict` checks the metadata. The
+  bill of materials (CycloneDX, in `rlaunch-*.dist-info/sboms/`) lists the crates with their licences.
 - **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for
   bit.
 - **run**: pip installs the wheel in a bare Debian system, which has Python and no compiler. Then
   `tests/wheels/smoke.py` starts two ranks by `rlaunch-run`, `python -m rlaunch` and `rlaunch.spawn`, and
-  checks a failure report and the stacks of a job that hangs.
-
-Each wheel has a bill of materials of its crates with their licences (CycloneDX, in
-`rlaunch-*.dist-info/sboms/`).
+  checks a failure report and the stacks of a job that hangs. The system of musl is Debian's musl with
+  Alpine's Python. The workflow `wheels.yml` runs all wheels in the images of Python, on both processors, in
+  Alpine too.
 
 """
 GET_STARTED = """
 ## Get started, from the wheel
 
-The commands of the pages of Get started, in fresh environments with the x86-64 wheel instead of the checkout.
-The output is as the pages show it. PyTorch is installed without its libraries for CUDA.
+The commands of the pages of Get started, in fresh environments with the x86-64 wheel instead of the checkout,
+on {cores} cores. The output is as the pages show it. PyTorch is installed without its libraries for CUDA. The
+second command of a page is the first one that trains or tests. The goal is two minutes from the installation
+to its end.
 """
 
 
@@ -192,6 +195,10 @@ def audit(result: Result, wheel: Path) -> None:
             found.append(f"{name}: {'passed' if is_passed else 'failed'}")
         if not is_passed:
             result.failures.append(f"{result.platform.target}: {name}\n{ran.stdout}")
+    crates = wheel_file.listed_crates(wheel)
+    found.append(f"bill of materials: {crates} crates")
+    if crates == 0:
+        result.failures.append(f"{result.platform.target}: no bill of materials")
     result.note("audit", True, ", ".join(found))
 
 
@@ -221,8 +228,10 @@ def compare(result: Result, wheel: Path, sdist: Path) -> None:
 def run(result: Result, wheel: Path) -> None:
     """A row's cell of the systems in which the wheel ran."""
     cells = []
-    fitting = [system for system in systems.SYSTEMS if system.machine == result.platform.machine]
-    for system in fitting if result.platform.libc == "glibc" else []:
+    platform = result.platform
+    for system in systems.SYSTEMS:
+        if (system.machine, system.libc) != (platform.machine, platform.libc):
+            continue
         missing = systems.missing_for(system)
         if missing:
             cells.append(f"{system.name}: not run, needs {missing}")
@@ -234,9 +243,7 @@ def run(result: Result, wheel: Path) -> None:
         cells.append(f"{system.name}{emulated}, {interpreter}: {seen.rstrip().rpartition(chr(10))[2]}")
         if not is_passed:
             result.failures.append(f"{result.platform.target}: {system.name}\n{seen}")
-    if result.platform.libc == "musl":
-        cells.append("not run here, Alpine cannot be had; wheels.yml runs it")
-    result.note("run", True, "; ".join(cells))
+    result.note("run", True, "; ".join(cells) or "not run here; wheels.yml runs it in Alpine")
 
 
 def page(results: list[Result], sdist: Path, times: dict[str, list[tuple[str, float]]]) -> str:
@@ -256,10 +263,13 @@ def page(results: list[Result], sdist: Path, times: dict[str, list[tuple[str, fl
         platform = result.platform
         cells = [result.cells.get(column, "-") for column in COLUMNS]
         lines.append(f"| {platform.machine}, {platform.libc} | `{platform.tag}` | {' | '.join(cells)} |")
-    lines += [GET_STARTED]
-    lines += ["| page | command | seconds |", "|---|---|---|"] if times else ["Not followed in this run."]
+    lines += [GET_STARTED.format(cores=os.cpu_count())]
+    head = ["| page | command | seconds | since the start |", "|---|---|---|---|"]
+    lines += head if times else ["Not followed in this run."]
     for name, commands in times.items():
-        lines += [f"| {name} | `{command}` | {seconds:.1f} |" for command, seconds in commands]
+        ends = itertools.accumulate(seconds for _, seconds in commands)
+        for (command, seconds), end in zip(commands, ends, strict=True):
+            lines.append(f"| {name} | `{command}` | {seconds:.1f} | {end:.1f} |")
     return "\n".join(lines) + "\n"
 
 
