@@ -129,7 +129,7 @@ def test_a_script_gets_its_own_help(kind: str, tmp_path: Path) -> None:
 def test_help_of_the_commands_for_running_jobs() -> None:
     everything = show(COMMAND, "--help", "all")
     names = re.findall(r"^ {2}(\w+) {2,}", show(COMMAND, "--help").split("Options:")[0], re.M)
-    assert len(names) == 13
+    assert len(names) == 14
     for name in names:
         text = show(COMMAND, name, "--help")
         assert show(COMMAND, "--help", name) == show(COMMAND, f"--help={name}") == text
