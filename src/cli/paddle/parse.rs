@@ -133,7 +133,7 @@ fn given_name(arg: &OsString) -> Option<&str> {
 
 /// Abbreviations that clap would find ambiguous or give a new meaning, with the name that each stands for. An
 /// abbreviation that Paddle's launcher accepts keeps its meaning there, and one that was unique before options were
-/// renamed keeps that. Old names make no abbreviation ambiguous. Only those that are among `args`: all of them would
+/// renamed keeps that, unless a new option begins alike. Old names make no abbreviation ambiguous. Only those that are among `args`: all of them would
 /// cost each start a millisecond.
 fn abbreviations(args: &[OsString]) -> BTreeMap<&'static str, &'static str> {
     let given: BTreeSet<&str> = args.iter().filter_map(given_name).collect();
@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn an_abbreviation_keeps_the_meaning_that_it_had_before_options_were_renamed() {
-        let meanings = [("pre", "log_prefix"), ("f", "force"), ("for", "force"), ("z", "preload")];
+        let meanings = [("pref", "log_prefix"), ("f", "force"), ("for", "force"), ("z", "preload")];
         for (cut, name) in meanings.into_iter().chain([("gra", "grace_period"), ("le", "legacy"), ("job", "job_id")]) {
             assert_eq!(job(&format!("--{cut} 0 t.py")).0.keys().collect::<Vec<_>>(), [&name], "{cut}");
         }
