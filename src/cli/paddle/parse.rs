@@ -133,8 +133,8 @@ fn given_name(arg: &OsString) -> Option<&str> {
 
 /// Abbreviations that clap would find ambiguous or give a new meaning, with the name that each stands for. An
 /// abbreviation that Paddle's launcher accepts keeps its meaning there, and one that was unique before options were
-/// renamed keeps that, unless a new option begins alike. Old names make no abbreviation ambiguous. Only those that are among `args`: all of them would
-/// cost each start a millisecond.
+/// renamed keeps that, unless a new option begins alike. Old names make no abbreviation ambiguous. Only those that are
+/// among `args`: all of them would cost each start a millisecond.
 fn abbreviations(args: &[OsString]) -> BTreeMap<&'static str, &'static str> {
     let given: BTreeSet<&str> = args.iter().filter_map(given_name).collect();
     let renamed = || OPTIONS.iter().filter_map(|opt| Some([opt.name, opt.old?.name])).flatten();
