@@ -16,6 +16,12 @@ impl PyRankStop {
         RankStopSlot::open(address).map(Self).map_err(os_error)
     }
 
+    /// Has this process ignore SIGTERM until the launcher sends it, unless it has a handler. OSError: there is no such place.
+    #[staticmethod]
+    fn defer_sigterm(address: &str) -> PyResult<()> {
+        RankStopSlot::defer_sigterm(address).map_err(os_error)
+    }
+
     /// Reports a step; whether to stop there. None: ask again soon.
     fn ask(&self, step: u64) -> Option<bool> {
         match self.0.ask(step) {

@@ -1,6 +1,7 @@
 //! System calls: clocks, descriptors, processes, random numbers, signals. The only folder with `unsafe`.
 
 pub mod clock;
+pub mod deferred_term;
 pub mod io;
 pub mod process;
 pub mod random;

@@ -22,28 +22,9 @@ def _open() -> RankStop | None:
 
         _opened = RankStop(address)
         if "SLURM_JOB_ID" in os.environ:
-            _outlive_slurms_sigterm(_opened)
+            # Slurm sends SIGTERM to every process of a step at once.
+            RankStop.defer_sigterm(address)
     return _opened
-
-
-def _outlive_slurms_sigterm(stop: RankStop) -> None:
-    """Ignores SIGTERM until the launcher sends it: Slurm sends it to every process of a step at once."""
-    import signal
-    import threading
-
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return
-    owner = os.getpid()
-
-    def on_term(number: int, _frame: object) -> None:
-        # A fork, such as a worker of a data loader, has this handler too.
-        if os.getpid() != owner or stop.time_left() == 0:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    signal.signal(signal.SIGTERM, on_term)
 
 
 def should_stop(step: int) -> bool:
@@ -58,8 +39,8 @@ def should_stop(step: int) -> bool:
 
     False without a launcher and in ranks of ``rlaunch.spawn``.
 
-    Slurm sends SIGTERM to the launcher and to all ranks alike. So in a Slurm job, the first call in the main
-    thread installs a handler, unless there is one, which ignores a SIGTERM that the launcher has not sent.
+    Slurm sends SIGTERM to the launcher and to all ranks alike. So in a Slurm job, the first call installs a
+    handler, unless there is one, which ignores a SIGTERM that the launcher has not sent. Forks inherit it.
 
     Args:
         step: the number of the step that is about to begin, from 0 to 2**62 - 2.

@@ -264,7 +264,9 @@ impl Job<'_> {
         launched: &mut LaunchResult,
     ) -> RankFailure {
         let context = self.frontend.report_context();
+        let is_preempted = launch.preempt_link.notice().is_some();
         let (no_restart, delay) = match self.rounds.restart_delay(launched, failures) {
+            Ok(_) if is_preempted => (Some("there was a notice of preemption".to_owned()), Duration::ZERO),
             Ok(delay) => (None, delay),
             Err(why) => (Some(describe_no_restart(why)), Duration::ZERO),
         };

@@ -5,8 +5,9 @@ use crate::run::prepare::pre_hook::{self, HookResult};
 use crate::spec::options::EnvVars;
 use std::time::Duration;
 
-/// How long scontrol may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long scontrol may take. The launcher process waits for this one until 10 s after the grace period, and ranks that stop by agreement
+/// have ended before it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What follows a preempted job.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -187,7 +187,7 @@ fn guard_supervisor(
     print_error(&text);
     print_unkillable(&swept.stuck);
     // If a process lives on, no round may begin before the lease has lapsed.
-    if let Some((rounds, lease)) = rounds.filter(|_| swept.stuck.is_empty()) {
+    if let Some((rounds, lease)) = rounds.filter(|_| swept.stuck.is_empty() && swept.left.is_empty()) {
         rounds.leave_for_supervisor(lease);
     }
     let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();

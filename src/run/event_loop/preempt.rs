@@ -48,6 +48,9 @@ impl EventLoop<'_> {
             self.requests.forgive();
             return self.begin(self.notice_by_signal());
         }
+        if is_first && signal == libc::SIGTERM {
+            return self.stop_without_agreement();
+        }
         if !is_first && self.launch.preempt_link.notice().is_some() && !self.engine.is_stopping() {
             // The second signal ends the time that the first one gave.
             self.send(SupervisorEvent::Stop(signal))?;
@@ -78,14 +81,23 @@ impl EventLoop<'_> {
         if !ask || self.engine.running_attempt().is_none() && !self.engine.is_suspended() {
             return false;
         }
-        let is_connected = self.launch.plan.nnodes == 1 || self.launch.preempt_link.is_connected();
-        if !is_connected {
+        self.is_connected()
+    }
+
+    fn is_connected(&self) -> bool {
+        self.launch.plan.nnodes == 1 || self.launch.preempt_link.is_connected()
+    }
+
+    /// Stops the ranks by SIGTERM at once.
+    fn stop_without_agreement(&mut self) -> io::Result<()> {
+        let ask = self.ranks.stop_words.as_ref().is_some_and(|words| words.newest().is_some());
+        if ask && !self.is_connected() {
             warn!(
                 "the launchers of this job's nodes have no common rendezvous (--master or etcd; rlaunch.run: --rdzv-backend) by which \
                  they could agree on a step, so the ranks of this node are stopped at once"
             );
         }
-        is_connected
+        self.send(SupervisorEvent::Stop(libc::SIGTERM))
     }
 
     /// This node among those that agree, and their number.
@@ -120,7 +132,7 @@ impl EventLoop<'_> {
                 _ if self.can_agree() => self.begin(notice)?,
                 // Slurm's own SIGTERM comes at that time.
                 _ if notice.cause == NoticeCause::TimeLimit => {}
-                _ => self.send(SupervisorEvent::Stop(libc::SIGTERM))?,
+                _ => self.stop_without_agreement()?,
             }
         }
         // Ranks of a later round stop as well.
@@ -152,7 +164,8 @@ impl EventLoop<'_> {
 
     fn hold(&mut self, notice: Notice) {
         self.launch.preempt_link.set_notice(notice);
-        if let Some(words) = &self.ranks.stop_words {
+        // Ranks that have their SIGTERM keep the time of it.
+        if let Some(words) = self.ranks.stop_words.as_ref().filter(|_| !self.engine.is_stopping()) {
             words.set_end(notice.ends);
         }
     }
@@ -223,7 +236,8 @@ impl EventLoop<'_> {
                     }
                     self.ranks.journal.write_later(JournalEvent::StopStep { step: None });
                     warn!("the nodes could not agree on a step in time; the ranks are stopped by SIGTERM");
-                    if let Some(notice) = self.launch.preempt_link.notice() {
+                    // A second stop would kill them.
+                    if let Some(notice) = self.launch.preempt_link.notice().filter(|_| !self.engine.is_stopping()) {
                         self.end_ranks(&notice)?;
                     }
                 }

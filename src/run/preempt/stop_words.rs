@@ -4,6 +4,7 @@
 
 use crate::protocol::stop_step::LARGEST_STEP;
 use crate::sys::clock;
+use crate::sys::deferred_term;
 use crate::sys::io::shared_words::SharedWords;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -92,6 +93,11 @@ impl StopWords {
         self.words.set(STOP, 0);
     }
 
+    /// No time at which ranks are ended by signals is known.
+    pub fn clear_end(&self) {
+        self.words.set(ENDS, 0);
+    }
+
     /// Ranks learn when they are ended by signals (`clock::now`).
     pub fn set_end(&self, at: Duration) {
         self.words.set(ENDS, u64::try_from(at.as_micros()).unwrap_or(u64::MAX).max(1));
@@ -116,6 +122,11 @@ impl RankStopSlot {
         let slot = rank.checked_mul(WORDS_PER_RANK).and_then(|at| at.checked_add(FIRST)).ok_or_else(invalid)?;
         let is_there = words.count().checked_sub(WORDS_PER_RANK).is_some_and(|last| slot <= last);
         if is_there { Ok(Self { words, slot }) } else { Err(invalid()) }
+    }
+
+    /// Has this process ignore SIGTERM until the time at which the ranks are ended by signals, unless it has a handler.
+    pub fn defer_sigterm(address: &str) -> io::Result<()> {
+        deferred_term::install(Self::open(address)?.words, ENDS)
     }
 
     /// Reports a step, at most `LARGEST_STEP`, and asks what to do there. No system call but for the clock, and that only while waiting.
@@ -179,6 +190,9 @@ mod tests {
         assert_eq!(words.stopped_at(), Some(11));
         words.begin_rank(1);
         assert_eq!((words.newest(), words.stopped_at()), (Some(10), Some(10)));
+        words.set_end(clock::now());
+        words.clear_end();
+        assert_eq!(ranks[0].time_left(), None);
     }
 
     #[test]
@@ -197,6 +211,12 @@ mod tests {
         assert_eq!(ranks[0].ask(LARGEST_STEP), StopAnswer::GoOn);
     }
 
+    fn tempfile_of(bytes: usize) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("rlaunch-stop-words-{}", std::process::id()));
+        std::fs::write(&path, vec![0; bytes]).unwrap();
+        path
+    }
+
     #[test]
     fn an_address_that_no_launcher_gives_is_refused() {
         let (words, _) = ranks(2);
@@ -207,6 +227,10 @@ mod tests {
             assert!(RankStopSlot::open(odd).is_err(), "{odd}");
         }
         assert!(RankStopSlot::open(&format!("{path}:1")).is_ok());
+        let file = tempfile_of(64);
+        assert!(RankStopSlot::open(&format!("{}:0", file.display())).is_err(), "an ordinary file");
+        assert_eq!(std::fs::read(&file).unwrap(), [0; 64]);
+        std::fs::remove_file(file).unwrap();
     }
 
     #[test]

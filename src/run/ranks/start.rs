@@ -154,6 +154,10 @@ impl RankProcesses<'_> {
         }
         if let Some(words) = &self.stop_words {
             words.begin_rank(id.local_rank);
+            if self.launch.preempt_link.notice().is_none() {
+                // The SIGTERM that ended the attempt before is no notice.
+                words.clear_end();
+            }
             env.set(STOP_SLOT, words.address(id.local_rank));
         }
         // Without it the end of the rank is read from its output alone.

@@ -36,9 +36,9 @@ pub fn eventfd(flags: EfdFlags) -> io::Result<EventFd> {
     Ok(unsafe { EventFd::from_owned_fd(fd) })
 }
 
-/// Shared memory (memfd_create(2)), close-on-exec.
+/// Shared memory (memfd_create(2)), close-on-exec. Its length may be sealed.
 pub fn memory(name: &str) -> io::Result<OwnedFd> {
-    Ok(above_stdio(memfd_create(name, MFdFlags::MFD_CLOEXEC)?)?)
+    Ok(above_stdio(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?)?)
 }
 
 /// Takes ownership of a descriptor that another process passed by its number, and makes it close-on-exec. `EBADF` for a

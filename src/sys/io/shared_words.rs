@@ -1,6 +1,7 @@
 //! Words of memory that processes share (memfd_create(2)): read and written without a lock and without a system call.
 
 use crate::sys::io::fd;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,6 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// No process can change the length, or undo that.
+const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
 /// The longest memory that is opened by a path.
 const MOST_WORDS: usize = 1 << 20;
@@ -43,6 +47,7 @@ impl SharedWords {
         let fd = fd::memory(name)?;
         let bytes = i64::try_from(count * size_of::<u64>()).map_err(|_| io::ErrorKind::InvalidInput)?;
         nix::unistd::ftruncate(&fd, bytes)?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS))?;
         Self::map(fd, count, Access::ReadAndWrite)
     }
 
@@ -64,8 +69,7 @@ impl SharedWords {
             Access::Read => ProtFlags::PROT_READ,
             Access::ReadAndWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
-        // SAFETY: a new mapping of a file that no process shortens: its creator makes it as long as this, and passes on its path
-        // only then.
+        // SAFETY: a new mapping of memory as long as this, which no process can shorten (`SEALS`).
         let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, &fd, 0)? };
         Ok(Self { fd, start: start.cast(), count })
     }
@@ -117,7 +121,10 @@ fn words_of(file: &File) -> io::Result<usize> {
     let metadata = file.metadata()?;
     let count = usize::try_from(metadata.len()).unwrap_or(usize::MAX) / size_of::<u64>();
     let is_whole = metadata.len() % size_of::<u64>() as u64 == 0;
-    if metadata.is_file() && is_whole && (1..=MOST_WORDS).contains(&count) {
+    // An ordinary file has no seals, such as the one that a number reused since leads to.
+    let is_sealed =
+        fcntl(file, FcntlArg::F_GET_SEALS).is_ok_and(|seals| SealFlag::from_bits_retain(seals).contains(SEALS));
+    if is_sealed && is_whole && (1..=MOST_WORDS).contains(&count) {
         Ok(count)
     } else {
         Err(io::ErrorKind::InvalidData.into())

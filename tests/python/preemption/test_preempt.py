@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import rlaunch
-from launching import Place, until
+from launching import Place, free_ports, until
 from steps import PREEMPTED, STEPS, TERMINATED, ask, checkpoints, events, state_after, variables
 
 # Ranks that have asked once, and then do something that takes long.
@@ -133,6 +133,42 @@ def test_a_failure_after_a_notice_is_followed_by_no_restart(place: Place) -> Non
     assert (place.result()["outcome"], place.result()["restarts"]) == ("failed", 0)
 
 
+def test_a_failure_after_a_notice_is_followed_by_no_further_round(place: Place) -> None:
+    place.script(STEPS.replace("sys.exit(0)\n    if", "sys.exit(3)\n    if"))
+    nodes = [
+        "--nnodes=1:2",
+        "--elastic_level=1",
+        "--elastic_timeout=1",
+        f"--master=127.0.0.1:{free_ports(1)}",
+    ]
+    with place.start(*nodes, "--host=127.0.0.1", "--nproc_per_node=2", "train.py") as launcher:
+        place.ready(2)
+        launcher.send_signal(signal.SIGTERM)
+        ended = place.wait(launcher)
+    assert ended.status == 3, ended.stderr
+    assert len(events(place.folder / "log", "round_started")) == 1
+
+
+def test_the_sigterm_of_a_restart_is_no_notice(place: Place) -> None:
+    place.script(
+        """
+        import rlaunch
+        assert not rlaunch.should_stop(0)
+        assert rlaunch.time_left() is None
+        if os.path.exists("failed.0"):
+            sys.exit(0)
+        tell("asked")
+        if rank == 0:
+            await_file("asked.1")
+            tell("failed")
+            sys.exit(5)
+        sleep()
+        """
+    )
+    ended = place.run("--nproc_per_node=2", "--max_restart=1", "--restart_delay=0", "train.py")
+    assert ended.status == 0, ended.stderr
+
+
 def test_sigterm_from_slurm_to_every_process_is_one_notice(place: Place, tmp_path: Path) -> None:
     # Without a handler of its own, and with a fork that keeps the one of rlaunch.
     script = STEPS.replace("signal.signal(signal.SIGTERM, on_term)", "").replace(
@@ -156,13 +192,16 @@ def test_sigterm_from_slurm_to_every_process_is_one_notice(place: Place, tmp_pat
 def test_ranks_end_by_the_sigterm_of_the_launcher_in_a_slurm_job(place: Place, tmp_path: Path) -> None:
     place.script(
         """
-        import rlaunch
+        import ctypes, rlaunch
         assert not rlaunch.should_stop(0)
         tell("ready", os.getpid())
         if rank == 0:
             await_file("ready.1")
             sys.exit(5)
-        sleep()
+        # In C code that a signal does not interrupt, as in a collective: handlers of Python do not run.
+        mutex = ctypes.create_string_buffer(64)
+        while True:
+            ctypes.CDLL(None).pthread_mutex_lock(mutex)
         """
     )
     ended = place.run("--nproc_per_node=2", "train.py", env=variables(tmp_path / "run", SLURM_JOB_ID="17"))
