@@ -77,7 +77,7 @@ DIFFERENCES = {
     "refused": often("a value that cannot be used", "status", exactly(1), refused),
     "own variables": often(
         "variables",
-        f"{WORKER} env RLAUNCH_(EXCEPTION_FILE|EXPORTED|OUTER_LOGS|RANK_KEY|ROUND)",
+        f"{WORKER} env RLAUNCH_(EXCEPTION_FILE|EXPORTED|OUTER_LOGS|RANK_KEY|ROUND|STOP_SLOT)",
         NOTHING,
         anything,
     ),

@@ -45,6 +45,7 @@ def test_two_ranks_on_the_cpu_have_their_identity(place: Place) -> None:
         assert env.pop("RLAUNCH_OUTER_LOGS") == env["PADDLE_LOG_DIR"]
         assert re.fullmatch(r"/proc/\d+/fd/\d+", env.pop("RLAUNCH_EXCEPTION_FILE"))
         assert env.pop("RLAUNCH_ROUND") == "1"
+        assert re.fullmatch(rf"/proc/\d+/fd/\d+:{rank}", env.pop("RLAUNCH_STOP_SLOT"))
         assert set(exported) == {*env, "PYTHONFAULTHANDLER"}
         assert env == {
             "PADDLE_MASTER": master,
@@ -338,6 +339,7 @@ def test_ranks_have_the_environment_of_the_real_launcher(
         assert mine_env.pop("RLAUNCH_OUTER_LOGS")
         assert mine_env.pop("RLAUNCH_EXCEPTION_FILE")
         assert mine_env.pop("RLAUNCH_ROUND")
+        assert mine_env.pop("RLAUNCH_STOP_SLOT")
         assert mine_env.pop("PYTHONFAULTHANDLER")
         assert mine_env.pop("PADDLE_LOG_DIR") == "ours"
         assert their_env.pop("PADDLE_LOG_DIR") == "real"

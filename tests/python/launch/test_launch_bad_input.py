@@ -128,7 +128,7 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--server_num=-1"], ["--server_num -1", "1 to 65535"]),
         (["--server_num=1", "--workers=a:1,b"], ["--workers a:1,b", "with and without ports"]),
         (["--server_num=1", "--run_mode=rpc"], ["--server_num 1", "--run_mode is rpc"]),
-        (["--server_num=1", "--nnodes=2"], ["--nnodes 2", "--servers and --trainers"]),
+        (["--server_num=1", "--nnodes=1:2"], ["--nnodes 1:2", "a fixed number of nodes"]),
         (["--server_num=1", "--ips=10.0.0.1"], ["--ips 10.0.0.1", "--servers and --trainers"]),
         (["--heter_devices=gpu", "--run_mode=ps"], ["--heter_devices gpu", "ps-heter"]),
         (["--module", "--no_python"], ["--module", "--no_python"]),
@@ -443,6 +443,7 @@ def test_help_lists_every_option_and_status(place: Place, spelling: str) -> None
         "75",
         "76",
         "77",
+        "78",
     ]
     assert place.names() == {"train.py"}
 

@@ -189,7 +189,7 @@ def test_the_plan_as_json_matches_the_environment_of_the_ranks(place: Place) -> 
         differs = {"POD_NAME", "RLAUNCH_EXPORTED"}
         expected = {name: value for name, value in {**env, **row["env"]}.items() if name != "http_proxy"}
         # A rank's environment has nothing more.
-        of_a_start = {"RLAUNCH_RANK_KEY", "RLAUNCH_EXCEPTION_FILE", "RLAUNCH_ROUND"}
+        of_a_start = {"RLAUNCH_RANK_KEY", "RLAUNCH_EXCEPTION_FILE", "RLAUNCH_ROUND", "RLAUNCH_STOP_SLOT"}
         assert set(seen["env"]) == {*expected, *of_a_start}
         for name in set(expected) - differs:
             assert run_specific.sub("E", seen["env"][name]) == run_specific.sub("E", expected[name]), name
