@@ -57,6 +57,8 @@ const PUBLIC_NAMES: [(&str, &str); 11] = [
     ("rlaunch/_pytest/marker.py", "dialect"),
     ("rlaunch/_pytest/hooks.py", "dialect"),
     ("rlaunch/_spawn/plan/options.py", "dialect"),
+    // The kernel's name (F_ADD_SEALS, fcntl(2)).
+    ("sys/io/shared_words.rs", "seal"),
     // A variable of Hugging Face's.
     ("ecosystem/ecosystem_jobs.py", "hub"),
     ("python/launch/test_launch_api.py", "told"),
