@@ -2,7 +2,7 @@
 
     python tests/wheels/wheels.py --run --follow --twice x86_64-unknown-linux-gnu --write docs/wheels.md
 
-Files go to target/wheels. ``--target`` builds that platform alone. Exits with 1 if a platform's Rust target
+Files go to target/wheels. ``--target`` builds that platform alone; ``--rows`` adds the rows of a run elsewhere. Exits with 1 if a platform's Rust target
 is missing, a check fails, a wheel is too large, or two builds differ.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import functools
 import hashlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -248,7 +249,24 @@ def run(result: Result, wheel: Path) -> None:
     result.note("run", True, "; ".join(cells) or "not run here; wheels.yml runs it in Alpine")
 
 
-def page(results: list[Result], sdist: Path, times: dict[str, list[tuple[str, float]]]) -> str:
+def save_rows(results: list[Result]) -> None:
+    rows = {result.platform.target: result.cells for result in results}
+    (OUT / "rows.json").write_text(json.dumps({"sources": epoch(), "rows": rows}))
+
+
+def read_rows(elsewhere: list[Path]) -> dict[str, dict[str, str]]:
+    """The rows of this run and of runs elsewhere, as on a machine of another processor."""
+    rows: dict[str, dict[str, str]] = {}
+    for path in (*elsewhere, OUT / "rows.json"):
+        # A run that goes on beside this one has none yet.
+        content = json.loads(path.read_text()) if path.exists() else {"sources": epoch(), "rows": {}}
+        if content["sources"] != epoch():
+            raise ValueError(f"{path}: of other sources")
+        rows |= content["rows"]
+    return rows
+
+
+def page(rows: dict[str, dict[str, str]], sdist: Path, times: dict[str, list[tuple[str, float]]]) -> str:
     """The page, in Markdown."""
     lines = [
         HEAD.format(
@@ -261,9 +279,10 @@ def page(results: list[Result], sdist: Path, times: dict[str, list[tuple[str, fl
         "| platform | wheel's tag | " + " | ".join(COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 2) + "|",
     ]
-    for result in results:
-        platform = result.platform
-        cells = [result.cells.get(column, "-") for column in COLUMNS]
+    for platform in PLATFORMS:
+        if platform.target not in rows:
+            continue
+        cells = [rows[platform.target].get(column, "-") for column in COLUMNS]
         lines.append(f"| {platform.machine}, {platform.libc} | `{platform.tag}` | {' | '.join(cells)} |")
     lines += [GET_STARTED.format(cores=os.cpu_count())]
     head = ["| page | command | seconds | since the start |", "|---|---|---|---|"]
@@ -287,6 +306,9 @@ def main() -> int:
     parser.add_argument("--run", action="store_true", help="install and run in bare Debian systems (root)")
     parser.add_argument("--follow", action="store_true", help="follow the pages of Get started with a wheel")
     parser.add_argument("--write", type=Path, help="the page with the table")
+    parser.add_argument(
+        "--rows", type=Path, action="append", default=[], help="target/wheels/rows.json of a run elsewhere"
+    )
     given = parser.parse_args()
     times: dict[str, list[tuple[str, float]]] = {}
     shutil.rmtree(OUT, ignore_errors=True)
@@ -311,8 +333,9 @@ def main() -> int:
 
                 times = {page: get_started.follow(page, wheel) for page in get_started.PAGES}
         # Each takes many minutes, so what is known is kept.
+        save_rows(results)
         if given.write:
-            given.write.write_text(page(results, sdist, times))
+            given.write.write_text(page(read_rows(given.rows), sdist, times))
     failures = [failure for result in results for failure in result.failures]
     print("\n".join(failures))
     return 1 if failures else 0
