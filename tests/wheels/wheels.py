@@ -2,8 +2,9 @@
 
     python tests/wheels/wheels.py --run --follow --twice x86_64-unknown-linux-gnu --write docs/wheels.md
 
-Files go to target/wheels. ``--target`` builds that platform alone; ``--rows`` adds the rows of a run elsewhere. Exits with 1 if a platform's Rust target
-is missing, a check fails, a wheel is too large, or two builds differ.
+Files go to target/wheels. ``--target`` builds that platform alone; ``--rows`` adds the rows of a run
+elsewhere. Exits with 1 if a platform's Rust target is missing, a check fails, a wheel is too large, or two
+builds differ.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ HEAD = """# Wheels
 
 Written by `make wheels`; do not edit. Sources of {date}, Rust {rust}, zig {zig} as the linker.
 
-Each wheel is for CPython 3.10 and later (`cp310-abi3`). The goal was 3 MB; a wheel of {limit} MB fails.
-The code alone is nearly 3 MB when it is compressed. The largest parts are the supervisor, the reader of Python
+Each wheel is for CPython 3.10 and later (`cp310-abi3`). The goal was 3 MB; a wheel of {limit} MB fails. The
+code alone is nearly 3 MB when it is compressed. Its largest parts are the supervisor, the reader of Python
 stacks, TLS for etcd and the command line:
-[What the extension weighs](architecture/README.md#what-the-extension-weighs). There are no
-wheels for free-threaded Pythons: 3.13 and 3.14 have no stable ABI, and the engine needs the GIL
+[What the extension weighs](architecture/README.md#what-the-extension-weighs).
+
+There are no wheels for free-threaded Pythons: 3.13 and 3.14 have no stable ABI, and the engine needs the GIL
 (`gil_used = true`). For them pip builds the sdist ({sdist} MB), which needs Rust.
 
-- **audit**: `auditwheel show` names the oldest C library that has the symbols. `abi3audit --strict` checks
-  that all functions of Python are in the stable ABI of 3.10. `twine check --strict` checks the metadata. The
+- **audit**: `auditwheel show` names the oldest C library that has the symbols. `abi3audit` checks
+  that all functions of Python are in the stable ABI of 3.10. `twine check` checks the metadata. The
   bill of materials (CycloneDX, in `rlaunch-*.dist-info/sboms/`) lists the crates with their licences.
 - **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for
   bit.
