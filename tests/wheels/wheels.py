@@ -47,9 +47,10 @@ stacks, TLS for etcd and the command line:
 There are no wheels for free-threaded Pythons: 3.13 and 3.14 have no stable ABI, and the engine needs the GIL
 (`gil_used = true`). For them pip builds the sdist ({sdist} MB), which needs Rust.
 
-- **audit**: `auditwheel show` names the oldest C library that has the symbols. `abi3audit` checks
-  that all functions of Python are in the stable ABI of 3.10. `twine check` checks the metadata. The
-  bill of materials (CycloneDX, in `rlaunch-*.dist-info/sboms/`) lists the crates with their licences.
+- **audit**: `auditwheel show` names the oldest glibc that has the symbols; a wheel for musl may need musl
+  alone (`libc.so`). `abi3audit` checks that all functions of Python are in the stable ABI of 3.10, and
+  `twine check` checks the metadata. The bill of materials (CycloneDX, in `rlaunch-*.dist-info/sboms/`) lists
+  the crates with their licences.
 - **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for
   bit.
 - **run**: pip installs the wheel in a bare Debian system, which has Python and no compiler. Then
@@ -182,8 +183,11 @@ def try_to_build(result: Result) -> Path | None:
 
 def audit(result: Result, wheel: Path) -> None:
     """The wheel's tags against its symbols, and its metadata."""
+    # musl is searched nowhere: a libc.so of this machine is a text for the linker of glibc.
+    (WORK / "empty").mkdir(exist_ok=True, parents=True)
+    searched = ["--ldpaths", WORK / "empty"] if result.platform.libc == "musl" else []
     commands = {
-        "auditwheel": [BIN / "auditwheel", "show", wheel],
+        "auditwheel": [BIN / "auditwheel", "show", *searched, wheel],
         "abi3audit": [BIN / "abi3audit", "--strict", "--report", wheel],
         "twine": [BIN / "twine", "check", "--strict", wheel],
     }
@@ -191,7 +195,12 @@ def audit(result: Result, wheel: Path) -> None:
     for name, command in commands.items():
         ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         is_passed = ran.returncode == 0
-        if name == "auditwheel":
+        if name == "auditwheel" and searched:
+            # zig's name of musl. auditwheel knows Alpine's alone, and musl takes itself for both.
+            needed = re.findall(r'"(\S+\.so\S*)": null', ran.stdout)
+            is_passed = is_passed and needed == ["libc.so"]
+            found.append(f"auditwheel: needs {' and '.join(needed)}")
+        elif name == "auditwheel":
             # The oldest platform whose symbols suffice.
             least = re.findall(r'platform tag:\s+"?([a-z]+_\d+_\d+)_', ran.stdout)
             is_passed = is_passed and bool(least) and version(least[0]) <= version(result.platform.tag)
