@@ -34,7 +34,7 @@ help:
 	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
 	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root, Debian; four minutes)"
 	@echo "make test-ecosystem  accelerate, Lightning, transformers, TRL, torchmetrics, Paddle's fleet and debugpy on rlaunch (minutes)"
-	@echo "make wheels  builds the wheels of all platforms, audits them and runs them in bare systems; writes target/wheels.md"
+	@echo "make wheels  builds the wheels of all platforms, audits them and runs them in bare systems; writes docs/wheels.md"
 	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
 	@echo "make site-version  the site as a version of it, in the branch gh-pages: VERSION=dev"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
@@ -138,7 +138,7 @@ test-full: $(VENV)/browser test
 	$(BIN)/python tests/faults/soak.py --minutes 30
 
 # WHEELS="--target x86_64-unknown-linux-gnu" builds that one alone. Each takes minutes; to run them takes root and mmdebstrap.
-WHEELS ?= --run --follow --twice x86_64-unknown-linux-gnu --write target/wheels.md
+WHEELS ?= --run --follow --twice x86_64-unknown-linux-gnu --write docs/wheels.md
 wheels: $(VENV)/wheels
 	$(BIN)/python tests/wheels/wheels.py $(WHEELS)
 

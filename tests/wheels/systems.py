@@ -1,8 +1,8 @@
 """Bare Debian systems, in which the wheels are installed and run: no compiler, no package of the host.
 
 Needs root and Debian's package mmdebstrap. Another processor's system needs arch-test and qemu-user-static
-too, registered in binfmt_misc. Neither Debian nor PyPI has Alpine, so the system of musl is Debian's musl
-with Alpine's Python.
+too, registered in binfmt_misc: that of Debian 13, because the qemu of Debian 12 cannot clone(CLONE_PIDFD).
+Neither Debian nor PyPI has Alpine, so the system of musl is Debian's musl with Alpine's Python.
 """
 
 from __future__ import annotations
@@ -89,6 +89,11 @@ def make(system: System, root: Path) -> None:
         (root / folder).mkdir(parents=True, exist_ok=True)
     if system.libc == "musl":
         musl.add_python(root, root.with_suffix(".downloads"))
+    elif is_extracted:
+        # A script of ca-certificates would write it; pip does not start without.
+        certificates = sorted((root / "usr/share/ca-certificates").rglob("*.crt"))
+        bundle = root / "etc/ssl/certs/ca-certificates.crt"
+        bundle.write_bytes(b"".join(path.read_bytes() for path in certificates))
     (root / "ready").touch()
 
 
