@@ -86,22 +86,25 @@ def measure_newcomers(session: Session) -> None:
         return
     with machines(session.folder) as nodes:
         for kind in KINDS:
-            cells: dict[str, dict[str, Cell]] = {"rounds": {}, "pause": {}}
-            for launcher in (RUN, TORCHRUN):
-                figures = figures_of(session, launcher, nodes, kind)
-                for name in cells:
-                    cells[name][launcher.name] = figures if isinstance(figures, str) else figures[name]
+            rounds, pause = of_each(session, nodes, kind, ("rounds", "pause"))
             title = f"a node joins that {kind}"
-            session.row(f"{title}: further rounds that make steps", cells["rounds"], "")
-            session.row(f"{title}: longest time without a step", cells["pause"], "s")
-        cells = {"rounds": {}, "world": {}}
-        for launcher in (RUN, TORCHRUN):
-            figures = figures_of(session, launcher, nodes, None)
-            for name in cells:
-                cells[name][launcher.name] = figures if isinstance(figures, str) else figures[name]
+            session.row(f"{title}: further rounds that make steps", rounds, "")
+            session.row(f"{title}: longest time without a step", pause, "s")
+        rounds, world = of_each(session, nodes, None, ("rounds", "world"))
         title = f"{ARRIVING} nodes join, {ARRIVE_EVERY:g} s apart"
-        session.row(f"{title}: further rounds that make steps", cells["rounds"], "")
-        session.row(f"{title}: nodes of the job afterwards", cells["world"], "")
+        session.row(f"{title}: further rounds that make steps", rounds, "")
+        session.row(f"{title}: nodes of the job afterwards", world, "")
+
+
+def of_each(
+    session: Session, nodes: list[Node], kind: str | None, names: tuple[str, ...]
+) -> list[dict[str, Cell]]:
+    """The figures of these names, each by launcher."""
+    launchers = {launcher.name: figures_of(session, launcher, nodes, kind) for launcher in (RUN, TORCHRUN)}
+    return [
+        {name: found if isinstance(found, str) else found[figure] for name, found in launchers.items()}
+        for figure in names
+    ]
 
 
 def figures_of(

@@ -82,7 +82,7 @@ mod tests {
         // Other processes write there too.
         for _ in 0..1000 {
             let (found, known) = (space(&folder).unwrap(), statvfs(&folder).unwrap());
-            #[allow(clippy::unnecessary_cast)]
+            #[allow(clippy::unnecessary_cast, reason = "the types of statvfs(3) are shorter on 32-bit machines")]
             let (blocks, size) = (known.blocks_available() as u64, known.fragment_size() as u64);
             same |= found.left == blocks * size;
         }
