@@ -148,9 +148,11 @@ def main() -> int:
         except Exception as error:  # The other sections are worth their time.
             traceback.print_exc()
             failed.append(f"{name} ({type(error).__name__}: {error})")
+            if chosen.sections:  # The page keeps what it has of this section.
+                figures.rows = [row for row in figures.rows if row.section != name]
     if chosen.write is not None:
         text = page(figures, chosen.write.stem, command, machine, failed)
-        if chosen.sections and not failed and chosen.write.exists():
+        if chosen.sections and chosen.write.exists():
             text = replace_sections(chosen.write.read_text(), figures.tables(ABOUT), command, machine)
         chosen.write.write_text(text)
         chosen.write.with_suffix(".svg").write_text(picture(text))

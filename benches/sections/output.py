@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pty
 import subprocess
+import sys
 import termios
 import threading
 import time
@@ -14,10 +15,11 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
-from bench_launchers import TORCHRUN, Launcher
+from bench_launchers import TORCHRUN, Launcher, environment
 from figures import Cell, Promise
-from running import Late, Run, scheduled, ticks
+from running import HEAD, Late, Run, scheduled, ticks
 from session import Session, each, present
 
 MIB = 1 << 20
@@ -115,9 +117,10 @@ time.sleep(600)
 
 
 class Console:
-    """A pipe or a terminal, which is read or not."""
+    """A pipe or a terminal, which is read or not. `copy`: a file for what is read."""
 
-    def __init__(self, kind: str, read: bool) -> None:
+    def __init__(self, kind: str, read: bool, copy: BinaryIO | None = None) -> None:
+        self.copy = copy
         if kind == "pipe":
             self.reader, self.writer = os.pipe()
         else:
@@ -131,8 +134,9 @@ class Console:
 
     def drain(self) -> None:
         with contextlib.suppress(OSError):  # A terminal whose other side is closed.
-            while os.read(self.reader, MIB):
-                pass
+            while data := os.read(self.reader, MIB):
+                if self.copy:
+                    self.copy.write(data)
 
     def __enter__(self) -> Console:
         return self
@@ -144,8 +148,38 @@ class Console:
         os.close(self.reader)
 
 
+def recorded(folder: Path, mebibytes: int) -> float:
+    """How long a rank takes to write to a terminal without a launcher; a thread copies it to a file."""
+    script = folder / "recorded.py"
+    script.write_text(HEAD + FLOOD)
+    (folder / "gate").touch()
+    took = folder / "took.0"
+    took.unlink(missing_ok=True)
+    command = [sys.executable, str(script), str(mebibytes)]
+    env = environment() | {"RANK": "0", "WORLD_SIZE": "1"}
+    with (
+        open(folder / "record", "wb", buffering=0) as copy,
+        Console("pty", read=True, copy=copy) as console,
+        subprocess.Popen(command, stdout=console.writer, env=env) as rank,
+    ):
+        try:
+            deadline = time.monotonic() + 90
+            while not took.exists():
+                if rank.poll() is not None or time.monotonic() > deadline:
+                    raise Late("a rank without a launcher has not written all")
+                time.sleep(0.01)
+        finally:
+            rank.kill()
+    return float(took.read_text())
+
+
 def measure_stall(session: Session) -> None:
-    """How much longer a rank takes to write while no process reads the console that its output goes to."""
+    """How long a rank takes to write 64 MiB while no process reads the console that its output goes to.
+
+    At a terminal, rank 0 of rlaunch has a terminal of its own, which is recorded in its log. Bare is to write
+    to a terminal that a program records without a launcher, as script(1) does. Ranks of the others write to
+    files.
+    """
     mebibytes, patience, turns = 64, 10, session.amount(15, 2)
 
     def once(launcher: Launcher, kind: str, read: bool) -> float | None:
@@ -162,8 +196,8 @@ def measure_stall(session: Session) -> None:
             finally:
                 run.process.kill()  # Asked to end, it would wait for the console.
 
-    def ratio(launcher: Launcher, kind: str) -> Cell:
-        """Of the best times: other programs on this machine only add to them."""
+    def best(launcher: Launcher, kind: str) -> dict[bool, float] | str:
+        """The best times, with a console that is read and one that is not: other programs add to them."""
         times: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(turns):
             for read in times:
@@ -171,17 +205,37 @@ def measure_stall(session: Session) -> None:
                 if took is None:
                     return f"stalls ({patience} s and more)"
                 times[read].append(took)
-        return min(times[False]) / min(times[True])
+        return {read: min(of) for read, of in times.items()}
 
     plain = dataclasses.replace(TORCHRUN, options=lambda ranks, logs: TORCHRUN.options(ranks, logs)[:4])
-    for kind, what in (("pipe", "a pipe that is not read"), ("pty", "a terminal stopped by Ctrl-S")):
-        cells = each(lambda it, k=kind: ratio(it, k))  # type: ignore[misc]
-        session.row(
-            f"{what}, {mebibytes} MiB: time over a console that is read", cells, "x", Promise("V6", most=1.5)
-        )
-        if TORCHRUN in present():
+
+    def stalled(launcher: Launcher, kind: str) -> Cell:
+        found = best(launcher, kind)
+        return found if isinstance(found, str) else found[False] * 1000
+
+    def ratio(launcher: Launcher, kind: str) -> Cell:
+        found = best(launcher, kind)
+        return found if isinstance(found, str) else found[False] / found[True]
+
+    session.row(
+        "a pipe that is not read: time over a pipe that is read",
+        each(lambda it: ratio(it, "pipe")),
+        "x",
+        Promise("V6", most=1.5),
+    )
+    session.row(
+        "a terminal stopped by Ctrl-S",
+        each(lambda it: stalled(it, "pty")),
+        "ms",
+        Promise("V6", of_bare=1.5),
+        bare=min(recorded(session.folder, mebibytes) for _ in range(turns)) * 1000,
+    )
+    if TORCHRUN in present():
+        for kind, what in (("pipe", "a pipe that is not read"), ("pty", "a terminal stopped by Ctrl-S")):
             session.row(
-                f"{what}: torchrun without log files, its default", {TORCHRUN.name: ratio(plain, kind)}, "x"
+                f"{what}: torchrun without log files, its default",
+                {TORCHRUN.name: stalled(plain, kind)},
+                "ms",
             )
 
 

@@ -80,7 +80,8 @@ class Job:
         paths = [self.folder / f"{name}.{rank}" for rank in range(ranks)]
         while not all(path.exists() for path in paths):
             if time.monotonic() > deadline:
-                raise Late(f"{self.launcher.title}: no {name} within {limit:g} s")
+                again = " again" if name != "up.0" else ""
+                raise Late(f"{self.launcher.title}: not all ranks run{again} within {limit:g} s")
             time.sleep(0.002)
         return [float(path.read_text()) for path in paths]
 
@@ -152,8 +153,11 @@ def measure_rendezvous(session: Session) -> None:
                 cells[launcher.name] = NOT_MEASURED
             else:
                 assert callable(measure)
-                times = [measure(launcher, session.folder, etcd) for _ in range(turns)]
-                cells[launcher.name] = statistics.median(times)
+                try:
+                    times = [measure(launcher, session.folder, etcd) for _ in range(turns)]
+                    cells[launcher.name] = statistics.median(times)
+                except Late as error:
+                    cells[launcher.name] = str(error).removeprefix(f"{launcher.title}: ")
         return cells
 
     all_launchers = [RLAUNCH, RUN, PADDLE, TORCHRUN]
