@@ -204,6 +204,7 @@ impl<'a> EventLoop<'a> {
             self.ranks.journal.flush();
             self.launch.status.set_takes_restart(self.engine.takes_restart());
         }
+        self.leave_last_words();
         self.finish()
     }
 
@@ -299,7 +300,7 @@ impl<'a> EventLoop<'a> {
                 }
                 if let Some(grace) = self.launch.status.take_grace_limit() {
                     self.send(SupervisorEvent::LimitGrace(grace))?;
-                    self.shorten_notice(grace);
+                    self.shorten_notice(grace)?;
                 }
             }
             REQUESTS => match self.supervisor.requested() {

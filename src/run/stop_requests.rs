@@ -50,6 +50,8 @@ pub struct StopRequests {
     stopped_directly: bool,
     requested_to_stop: bool,
     first: Option<i32>,
+    /// The next stop says what the ranks have obeyed already, if it is SIGTERM.
+    forgives_sigterm: bool,
 }
 
 impl StopRequests {
@@ -68,6 +70,12 @@ impl StopRequests {
         self.first = None;
     }
 
+    /// The ranks of this node have stopped because another node received a notice. A SIGTERM that this node's own launcher receives
+    /// later is the same notice.
+    pub fn forgive_next_sigterm(&mut self) {
+        self.forgives_sigterm = !self.is_stopped();
+    }
+
     /// What a signal means to the supervisor, if anything. `forwarded`: signals that stop nothing. Of those sent
     /// directly only the first stop counts, and it is the same request as the first that is passed on. A second one comes
     /// from a user who presses Ctrl-C again, and that reaches the launcher process.
@@ -81,19 +89,22 @@ impl StopRequests {
             (_, SignalRoute::Directly) => {
                 let is_first = !self.stopped_directly && !self.requested_to_stop;
                 self.stopped_directly = true;
-                is_first.then(|| self.note_stop(signal))
+                is_first.then(|| self.note_stop(signal)).flatten()
             }
             (_, SignalRoute::Requested) => {
                 let is_counted = self.stopped_directly && !self.requested_to_stop;
                 self.requested_to_stop = true;
-                (!is_counted).then(|| self.note_stop(signal))
+                (!is_counted).then(|| self.note_stop(signal)).flatten()
             }
         }
     }
 
-    fn note_stop(&mut self, signal: i32) -> SupervisorEvent {
+    fn note_stop(&mut self, signal: i32) -> Option<SupervisorEvent> {
+        if std::mem::take(&mut self.forgives_sigterm) && signal == libc::SIGTERM {
+            return None;
+        }
         self.first.get_or_insert(signal);
-        SupervisorEvent::Stop(signal)
+        Some(SupervisorEvent::Stop(signal))
     }
 }
 
@@ -132,6 +143,21 @@ mod tests {
         assert_eq!((requests.stopped_by(), requests.is_stopped()), (None, true));
         assert!(requests.event(2, Requested, &none).is_some());
         assert_eq!(requests.stopped_by(), Some(2));
+    }
+
+    #[test]
+    fn a_late_sigterm_of_a_notice_is_forgiven_once() {
+        let (none, stop) = (BTreeSet::new(), |signal| Some(SupervisorEvent::Stop(signal)));
+        let mut requests = StopRequests::default();
+        requests.forgive_next_sigterm();
+        assert_eq!([Directly, Requested].map(|route| requests.event(15, route, &none)), [None, None]);
+        assert_eq!((requests.stopped_by(), requests.event(15, Requested, &none)), (None, stop(15)));
+        let mut requests = StopRequests::default();
+        requests.forgive_next_sigterm();
+        assert_eq!([2, 15].map(|signal| requests.event(signal, Requested, &none)), [stop(2), stop(15)]);
+        // It had its notice before.
+        requests.forgive_next_sigterm();
+        assert_eq!(requests.event(15, Requested, &none), stop(15));
     }
 
     #[test]

@@ -103,6 +103,7 @@ pub fn run_node(
                 warn!("no samples of the ranks are taken: {error}");
                 None
             });
+            let meets_others = !matches!(work, NodeWork::Once);
             let done = match work {
                 NodeWork::Once => run_once(launch, None, &supervisor, signals, frontend),
                 NodeWork::AtStore(nodes) => run_once(launch, Some(nodes), &supervisor, signals, frontend),
@@ -111,6 +112,7 @@ pub fn run_node(
                 }
             };
             let is_preempted = matches!(&done, Ok((_, result)) if result["outcome"] == "preempted");
+            let leads = matches!(&done, Ok((_, result)) if has_rank_0(result));
             let status = match done {
                 // The second pass writes the result.
                 Ok((status, _)) if !frontend.is_final(launch, status) => status,
@@ -140,13 +142,19 @@ pub fn run_node(
             // The kernel may take its time to end this process, and the next job may want these ports.
             drop(leases);
             if is_preempted {
-                requeue::after_preemption(launch.preempt.requeue);
+                requeue::after_preemption(launch.preempt.requeue, meets_others.then_some(leads));
             }
             supervisor.report(status);
             status
         }),
         Err(error) => Err(not_started(launch, error)),
     }
+}
+
+/// Whether the job's rank 0 was on this node. `result`: as `result.json` has it.
+fn has_rank_0(result: &Value) -> bool {
+    let ranks = result["ranks"].as_array().map_or(&[][..], Vec::as_slice);
+    ranks.iter().any(|rank| rank["role"] == "rank" && rank["rank"] == 0)
 }
 
 /// The command line of the ranks, with secrets masked.

@@ -116,6 +116,11 @@ impl StopAgreement {
         self.document.decision
     }
 
+    /// Where this node stands.
+    pub fn document(&self) -> StopDocument {
+        self.document
+    }
+
     /// When `handle_timeout` is due; `None`: not before the next event.
     pub fn due(&self) -> Option<Duration> {
         [self.gives_up, self.resends].into_iter().flatten().min()
@@ -131,7 +136,7 @@ impl StopAgreement {
                 self.notice(now, newest, effects);
                 self.hear_answer(now, from, document, effects);
             }
-            StopEvent::Heard { from: COORDINATOR, document } => self.hear_coordinator(document, effects),
+            StopEvent::Heard { from: COORDINATOR, document } => self.hear_coordinator(now, document, effects),
             StopEvent::Heard { .. } => {}
         }
     }
@@ -190,7 +195,7 @@ impl StopAgreement {
             self.others[COORDINATOR].0 = Some(answer);
             self.count_answers(now, effects);
         } else {
-            effects.push(StopEffect::Send(self.document));
+            self.send(now, effects);
         }
     }
 
@@ -231,14 +236,16 @@ impl StopAgreement {
     }
 
     /// On another node than node 0.
-    fn hear_coordinator(&mut self, document: StopDocument, effects: &mut Vec<StopEffect>) {
-        self.is_noticed = true;
+    fn hear_coordinator(&mut self, now: Duration, document: StopDocument, effects: &mut Vec<StopEffect>) {
+        // Node 0 knows of the notice. Once this node has answered, it may not give up alone.
+        (self.is_noticed, self.gives_up) = (true, None);
         if self.document.decision.is_some() {
             // Node 0 has not heard that this node knows it, or that this node takes no part.
             effects.push(StopEffect::Send(self.document));
             return;
         }
         let known = self.document.proposal.map_or(0, |proposal| proposal.serial);
+        self.resends = None;
         if let Some(decision) = document.decision {
             self.document.decision = Some(decision);
             effects.push(StopEffect::Decide(decision));
@@ -247,10 +254,8 @@ impl StopAgreement {
             self.document = StopDocument { proposal: Some(proposal), answer: None, decision: None };
             effects.push(StopEffect::Raise(proposal));
         } else if self.document.answer.is_some() {
-            effects.push(StopEffect::Send(self.document));
+            self.send(now, effects);
         }
-        // Node 0 knows of the notice. Once this node has answered, it may not give up alone.
-        (self.gives_up, self.resends) = (None, None);
     }
 
     fn decide(&mut self, now: Duration, decision: Decision, effects: &mut Vec<StopEffect>) {

@@ -19,8 +19,8 @@
 //! - A node that has answered cannot know whether node 0 has decided, until it hears of it. If contact is lost just then, its ranks wait
 //!   until the time of the notice is over, and are then ended by signals. They neither pass the step nor stop alone.
 //!
-//! Documents are whole: what is lost, late, doubled or overtaken is corrected by the next one, and node 0 sends its own again until
-//! all nodes have answered it.
+//! Documents are whole: what is lost, late, doubled or overtaken is corrected by the next one. Node 0 sends its own again until all
+//! nodes have answered it, and they send their answer again until they hear of the decision.
 
 mod agreement;
 

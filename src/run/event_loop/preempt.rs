@@ -3,7 +3,7 @@
 //! SIGTERM.
 
 use super::EventLoop;
-use crate::protocol::stop_step::{Decision, StopAgreement, StopEffect, StopEvent};
+use crate::protocol::stop_step::{Decision, StopAgreement, StopDocument, StopEffect, StopEvent};
 use crate::rendezvous::questions::QuestionEvent;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::run::preempt::StopMessage;
@@ -44,7 +44,7 @@ impl EventLoop<'_> {
     pub(super) fn signalled(&mut self, event: SupervisorEvent) -> io::Result<()> {
         let SupervisorEvent::Stop(signal) = event else { return self.send(event) };
         let is_first = !std::mem::replace(&mut self.was_signalled, true);
-        if is_first && signal == libc::SIGTERM && self.can_agree() {
+        if is_first && signal == libc::SIGTERM && (self.can_agree() || self.has_decided()) {
             self.requests.forgive();
             return self.begin(self.notice_by_signal());
         }
@@ -67,12 +67,20 @@ impl EventLoop<'_> {
     }
 
     /// A user shortens the grace period while a notice holds.
-    pub(super) fn shorten_notice(&mut self, grace: Duration) {
+    pub(super) fn shorten_notice(&mut self, grace: Duration) -> io::Result<()> {
         if let Some(notice) = self.launch.preempt_link.notice().filter(|notice| notice.kills.is_some()) {
             let kills = clock::now().saturating_add(grace).min(notice.kills.unwrap_or(Duration::MAX));
             let ends = kills.saturating_sub(LAST_CALL.min(grace / 4)).min(notice.ends);
             self.hold(Notice { ends, kills: Some(kills), ..notice });
+            self.tell_time()?;
         }
+        Ok(())
+    }
+
+    /// The other nodes hear that less time is left than they know.
+    fn tell_time(&mut self) -> io::Result<()> {
+        let document = self.agreement.as_ref().map(StopAgreement::document);
+        self.carry_out(document.map(StopEffect::Send).into_iter().collect())
     }
 
     /// Whether the ranks of this node take part in an agreement, and the other nodes can be reached.
@@ -82,6 +90,11 @@ impl EventLoop<'_> {
             return false;
         }
         self.is_connected()
+    }
+
+    /// Whether the ranks of this node stop, or have stopped, at a step that is agreed.
+    fn has_decided(&self) -> bool {
+        matches!(self.agreement.as_ref().and_then(StopAgreement::decision), Some(Decision::StopAt(_)))
     }
 
     fn is_connected(&self) -> bool {
@@ -175,6 +188,7 @@ impl EventLoop<'_> {
         let standing = self.launch.preempt_link.notice();
         let notice = Notice { ends: standing.map_or(notice.ends, |standing| standing.ends.min(notice.ends)), ..notice };
         self.hold(notice);
+        self.tell_time()?;
         let left = notice.ends.saturating_sub(clock::now()).as_secs_f64();
         self.ranks.journal.write_later(JournalEvent::PreemptNotice { cause: notice.cause.word(), left_seconds: left });
         info!("notice of preemption ({}): the ranks stop at a common step, within {left:.0} s", notice.cause.word());
@@ -185,12 +199,36 @@ impl EventLoop<'_> {
 
     fn hear_message(&mut self, node: &str, message: &StopMessage) -> io::Result<()> {
         let Some(from) = self.node_of(node).filter(|_| message.round == self.round_number()) else { return Ok(()) };
-        if self.launch.preempt_link.notice().is_none() {
-            let at = |left| clock::now().saturating_add(left);
-            let (ends, kills) = message.left();
-            self.begin(Notice { cause: NoticeCause::OtherNode, ends: at(ends), kills: kills.map(at) })?;
+        let at = |left| clock::now().saturating_add(left);
+        let (ends, kills) = message.left();
+        let heard = Notice { cause: NoticeCause::OtherNode, ends: at(ends), kills: kills.map(at) };
+        match self.launch.preempt_link.notice() {
+            None => self.begin(heard)?,
+            // What a message takes on its way never makes its times earlier than they were.
+            Some(standing) if heard.ends < standing.ends => {
+                let kills = [standing.kills, heard.kills].into_iter().flatten().min();
+                self.hold(Notice { ends: heard.ends, kills, ..standing });
+            }
+            Some(_) => {}
         }
         self.agree(StopEvent::Heard { from, document: message.stop })
+    }
+
+    fn message(&self, document: StopDocument) -> StopMessage {
+        let left = |at: Duration| at.saturating_sub(clock::now());
+        let notice = self.launch.preempt_link.notice();
+        let times = notice.map_or((Duration::ZERO, None), |one| (left(one.ends), one.kills.map(left)));
+        StopMessage::new(self.round_number(), times, document)
+    }
+
+    /// The ranks of this node have ended: nodes that do not know of the decision hear of it nevertheless.
+    pub(super) fn leave_last_words(&mut self) {
+        if self.has_decided() && !self.was_signalled {
+            self.requests.forgive_next_sigterm();
+        }
+        if let Some(agreement) = &self.agreement {
+            self.launch.preempt_link.conclude(self.message(agreement.document()));
+        }
     }
 
     fn agree(&mut self, event: StopEvent) -> io::Result<()> {
@@ -217,12 +255,7 @@ impl EventLoop<'_> {
                     }
                     effects.extend(more);
                 }
-                StopEffect::Send(document) => {
-                    let notice = self.launch.preempt_link.notice();
-                    let left = |at: Duration| at.saturating_sub(clock::now());
-                    let times = notice.map_or((Duration::ZERO, None), |one| (left(one.ends), one.kills.map(left)));
-                    self.launch.preempt_link.send(&StopMessage::new(self.round_number(), times, document));
-                }
+                StopEffect::Send(document) => self.launch.preempt_link.send(&self.message(document)),
                 StopEffect::Decide(Decision::StopAt(step)) => {
                     if let Some(words) = &self.ranks.stop_words {
                         words.decide(step);

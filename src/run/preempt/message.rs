@@ -10,7 +10,7 @@ use std::time::Duration;
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Where a node stands in the agreement on a stop step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopMessage {
     version: u32,
     /// The round whose ranks stop; 0 in a job without rounds.
@@ -35,6 +35,11 @@ impl StopMessage {
     pub fn left(&self) -> (Duration, Option<Duration>) {
         let time = |millis| Duration::from_millis(millis).min(LONGEST);
         (time(self.left_millis), self.kill_millis.map(time))
+    }
+
+    /// Whether the node that has sent `other` in this round does not know of the decision here.
+    pub fn is_news_to(&self, other: &Self) -> bool {
+        self.round == other.round && self.stop.decision.is_some() && other.stop.decision.is_none()
     }
 
     /// The text.

@@ -107,9 +107,30 @@ impl World {
         }
     }
 
+    /// The ranks of a node have ended. From then on it only says what was decided to those that do not know.
+    fn has_ended(&self, own: usize) -> bool {
+        let node = &self.nodes[own];
+        !node.ranks.is_empty() && node.ranks.iter().all(|rank| rank.call == Call::Stopped)
+    }
+
+    fn send(&mut self, own: usize, document: StopDocument, choice: u32) {
+        let copies = if self.is_lossy { choice as usize % 3 } else { 1 };
+        for other in (0..self.nodes.len()).filter(|other| *other != own) {
+            self.nodes[other].inbox.extend(vec![(own, document); copies]);
+        }
+    }
+
     /// One access of a launcher to the memory, or one message.
     fn launcher(&mut self, own: usize, choice: u32) {
+        let has_ended = self.has_ended(own);
         let node = &mut self.nodes[own];
+        if has_ended {
+            let (last, asked) = (node.agreement.document(), node.inbox.pop());
+            if asked.is_some_and(|(_, document)| document.decision.is_none()) {
+                self.send(own, last, choice);
+            }
+            return;
+        }
         if let Some(mut reading) = node.reading.take() {
             if let Some(rank) = node.ranks.get(reading.next) {
                 reading.newest = reading.newest.max(rank.slot);
@@ -128,12 +149,7 @@ impl World {
             }
             Some(StopEffect::Decide(Decision::StopAt(step))) => node.word = Word::Stop(step),
             Some(StopEffect::Decide(Decision::Abandoned)) => node.word = Word::Nothing,
-            Some(StopEffect::Send(document)) => {
-                let copies = if self.is_lossy { choice as usize % 3 } else { 1 };
-                for other in (0..self.nodes.len()).filter(|other| *other != own) {
-                    self.nodes[other].inbox.extend(vec![(own, document); copies]);
-                }
-            }
+            Some(StopEffect::Send(document)) => self.send(own, document, choice),
             None if node.inbox.is_empty() => {}
             None => {
                 let (from, document) = node.inbox.swap_remove(choice as usize % node.inbox.len());
@@ -143,9 +159,11 @@ impl World {
     }
 
     fn timeouts(&mut self) {
-        let Some(due) = self.nodes.iter().filter_map(|node| node.agreement.due()).min() else { return };
+        let running: Vec<usize> = (0..self.nodes.len()).filter(|node| !self.has_ended(*node)).collect();
+        let Some(due) = running.iter().filter_map(|node| self.nodes[*node].agreement.due()).min() else { return };
         self.now = self.now.max(due);
-        for node in &mut self.nodes {
+        for node in running {
+            let node = &mut self.nodes[node];
             let mut effects = Vec::new();
             node.agreement.handle_timeout(self.now, &mut effects);
             node.effects.extend(effects);

@@ -113,6 +113,76 @@ def test_notices_to_both_nodes_at_once_are_one(tmp_path: Path) -> None:
     assert len(set(checkpoints(tmp_path))) == 1
 
 
+def is_pending(pid: int, number: int) -> bool:
+    """Whether a process has not read this signal yet."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+# Rank 0 saves for as long as the file `saved` is missing.
+SAVES_LONG = """
+import os, time
+import rlaunch
+rank, step = os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"], 0
+while not rlaunch.should_stop(step):
+    open(f"ready.{rank}", "w").close()
+    time.sleep(0.01)
+    step += 1
+while rank == "0" and not os.path.exists("saved"):
+    time.sleep(0.01)
+"""
+
+
+# A node of a static rendezvous does not wait for the others.
+@pytest.mark.parametrize("backend", ["paddle master", "c10d"])
+def test_a_late_sigterm_to_a_node_whose_ranks_have_ended_is_the_same_notice(
+    backend: str, tmp_path: Path
+) -> None:
+    job = TwoNodes(tmp_path, backend, (1, 1))
+    (tmp_path / "train.py").write_text(SAVES_LONG)
+    with job.run() as launchers:
+        job.await_ready(launchers)
+        # c10d numbers the nodes as they come.
+        first = next(node for node in range(2) if events(job.log_dir(node), "rank_started")[0]["rank"] == 1)
+        late = launchers[first]
+        launchers[1 - first].send_signal(signal.SIGTERM)
+        until(lambda: events(job.log_dir(first), "rank_ended"), "the end of rank 1")
+        late.send_signal(signal.SIGTERM)
+        until(lambda: not is_pending(late.pid, signal.SIGTERM), "the launcher, which reads the signal")
+        (tmp_path / "saved").touch()
+        ends = job.ends(launchers)
+    assert [end.status for end in ends] == [PREEMPTED] * 2, [end.stderr for end in ends]
+
+
+# Makes no further step, and ends when less than 100 s are left.
+WATCHES_TIME = """
+import os, time
+import rlaunch
+rank = os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"]
+rlaunch.should_stop(0)
+open(f"ready.{rank}", "w").close()
+while (left := rlaunch.time_left()) is None or left > 100:
+    time.sleep(0.01)
+open(f"short.{rank}", "w").close()
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_of_both_nodes_learn_of_a_shorter_notice_to_one(backend: str, tmp_path: Path) -> None:
+    job = TwoNodes(tmp_path, backend, (1, 1))
+    (tmp_path / "train.py").write_text(WATCHES_TIME)
+    with job.run(RLAUNCH_PREEMPT_TIME="3600") as launchers:
+        job.await_ready(launchers)
+        ask(job.runtime(0), "preempt", "--no-wait")
+        until(lambda: all(events(job.log_dir(node), "stop_step") for node in range(2)), "the agreement")
+        assert not list(tmp_path.glob("short.*"))
+        launchers[1].send_signal(signal.SIGTERM)
+        ends = job.ends(launchers)
+    assert sorted(path.name for path in tmp_path.glob("short.*")) == ["short.0", "short.1"]
+    assert [end.status for end in ends] == [0, 0], [end.stderr for end in ends]
+
+
 def test_nodes_without_a_rendezvous_are_stopped_by_sigterm(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.script(STEPS)
