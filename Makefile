@@ -242,7 +242,7 @@ fuzz:
 	for target in $(FUZZ); do mkdir -p target/fuzz/corpus/$$target target/fuzz/artifacts && \
 		CARGO_TARGET_DIR=target/fuzz PATH=$(CURDIR)/target/fuzz/bin:$$PATH nice -n 19 \
 		$(CARGO) +nightly fuzz run --sanitizer none $$target target/fuzz/corpus/$$target fuzz/corpus/$$target -- \
-		-max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
+		-max_total_time=$(FUZZ_SECONDS) -timeout=60 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
 		-artifact_prefix=target/fuzz/artifacts/$$target- || exit 1; done
 
 # MUTANTS="--shard 0/4": a quarter of them; other options of cargo-mutants too.
