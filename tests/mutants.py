@@ -45,11 +45,15 @@ class Part:
     tests: str | None
     # The tests of the supervisor play thousands of histories.
     opt_level: int
+    # Some faults have the tests wait for ever.
+    timeout_seconds: int
 
 
 PARTS = {
-    "supervise": Part(("model", "supervise"), ("src/supervise/**",), "supervise", 1),
-    "membership": Part(("model", "sys"), ("src/sys/process/tree.rs", "src/sys/process/procfs/**"), None, 0),
+    "supervise": Part(("model", "supervise"), ("src/supervise/**",), "supervise", 1, 60),
+    "membership": Part(
+        ("model", "sys"), ("src/sys/process/tree.rs", "src/sys/process/procfs/**"), None, 0, 15
+    ),
 }
 
 
@@ -72,7 +76,7 @@ def run(name: str, more: list[str]) -> int:
     part, crate = PARTS[name], CRATES / name / "rlaunch"
     make_crate(part, crate)
     files = [argument for pattern in part.mutated for argument in ("-f", pattern)]
-    command = ["cargo", "mutants", "--in-place", *files, "--timeout", "60", *more]
+    command = ["cargo", "mutants", "--in-place", *files, "--timeout", str(part.timeout_seconds), *more]
     return subprocess.run(command, cwd=crate, env={**os.environ, **ENVIRONMENT}).returncode
 
 
