@@ -39,10 +39,11 @@ UNSET = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 
 # What every capability needs of Python. Neither torch nor Paddle, which few of these versions have.
 TESTS = (
+    "launch/stop/test_launch_signals.py",
     "launch/test_launch_api.py",
     "launch/test_launch_api_ends.py",
-    "launch/stop/test_launch_signals.py",
-    "elastic/backends/test_master.py",
+    "preemption/test_preempt.py",
+    "preemption/test_preempt_nodes.py",
     "preload/test_launch_preload.py",
     "preload/test_spawn_preload.py",
     "pytest_plugin/other_plugins/test_pytest_coverage.py",
@@ -54,8 +55,8 @@ TESTS = (
     "spawn/lifecycle/test_spawn_start.py",
     "spawn/test_spawn_objects.py",
     "spawn/test_spawn_results.py",
-    "torchrun/test_run_restart.py",
     "test_interpreter.py",
+    "torchrun/test_run_restart.py",
 )
 
 # Tests whose names have these words compare with the real launchers.

@@ -69,6 +69,9 @@ class ExceptionNote:
             return
         self._is_written = True
         try:
+            # After an import here, Python 3.10 would not end this process by SIGINT.
+            if isinstance(value, KeyboardInterrupt) and sys.version_info < (3, 11):
+                raise NotImplementedError
             import json
             import time
 
