@@ -204,7 +204,7 @@ impl<'a> EventLoop<'a> {
             self.ranks.journal.flush();
             self.launch.status.set_takes_restart(self.engine.takes_restart());
         }
-        self.leave_last_words();
+        self.keep_last_message();
         self.finish()
     }
 

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from paths import ROOT, WRITTEN_PAGES
 
 LIMIT = 35
-PAGES = [*WRITTEN_PAGES, ROOT / "README.md"]
+PAGES = [*WRITTEN_PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
 MARKDOWN = MarkdownIt().enable("table")
 BREAKS = ("softbreak", "hardbreak")
 # The end of a sentence, before the next one.

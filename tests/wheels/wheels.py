@@ -48,7 +48,7 @@ There are no wheels for free-threaded Pythons: 3.13 and 3.14 have no stable ABI,
 (`gil_used = true`). For them pip builds the sdist ({sdist} MB), which needs Rust.
 
 - **audit**: `auditwheel show` names the oldest glibc that has the symbols; a wheel for musl may need musl
-  alone (`libc.so`). `abi3audit` checks that all functions of Python are in the stable ABI of 3.10, and
+  alone. `abi3audit` checks that all functions of Python are in the stable ABI of 3.10, and
   `twine check` checks the metadata. The bill of materials (CycloneDX, in `rlaunch-*.dist-info/sboms/`) lists
   the crates with their licences.
 - **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for
@@ -199,7 +199,9 @@ def audit(result: Result, wheel: Path) -> None:
             # zig's name of musl. auditwheel knows Alpine's alone, and musl takes itself for both.
             needed = re.findall(r'"(\S+\.so\S*)": null', ran.stdout)
             is_passed = is_passed and needed == ["libc.so"]
-            found.append(f"auditwheel: needs {' and '.join(needed)}")
+            found.append(
+                "auditwheel: needs only the C library, musl" if is_passed else f"auditwheel: needs {needed}"
+            )
         elif name == "auditwheel":
             # The oldest platform whose symbols suffice.
             least = re.findall(r'platform tag:\s+"?([a-z]+_\d+_\d+)_', ran.stdout)

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 /// The name of the command.
 pub(super) const PROGRAM: &str = "rlaunch";
 
+const JOB_OF_HERE: &str = "The launcher's process id, the job's id or its log folder [default: the only job, if it was started in this folder]";
 const JOB: &str = "The launcher's process id, the job's id or its log folder [default: the only job that runs]";
 
 const AFTER_HELP: &str = "\
@@ -118,7 +119,7 @@ pub(super) enum Command {
         /// Name or number, such as USR1
         #[arg(value_parser = parse_signal)]
         signal: i32,
-        #[arg(help = JOB)]
+        #[arg(help = JOB_OF_HERE)]
         job: Option<String>,
         /// Only this rank; may be repeated
         #[arg(long, short)]
@@ -130,7 +131,7 @@ pub(super) enum Command {
     ///
     /// Ranks that call rlaunch.should_stop stop at one step, on all nodes. Other jobs are stopped as by SIGTERM.
     Preempt {
-        #[arg(help = JOB)]
+        #[arg(help = JOB_OF_HERE)]
         job: Option<String>,
         /// Return at once
         #[arg(long, alias = "no_wait")]
@@ -179,7 +180,7 @@ pub(super) enum Command {
 /// How the ranks of a job are asked to end.
 #[derive(Debug, Args)]
 pub(super) struct RankEnd {
-    #[arg(help = JOB)]
+    #[arg(help = JOB_OF_HERE)]
     pub job: Option<String>,
     /// Seconds between SIGTERM and SIGKILL, at most the job's own
     #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]

@@ -60,6 +60,17 @@ pub(super) fn find(job: Option<&str>) -> Result<(Client, JobStatus), ControlErro
     }
 }
 
+/// The same, for what a job's ranks notice. Without a name, the only job is meant if it was started in this folder.
+pub(super) fn find_to_change(job: Option<&str>) -> Result<(Client, JobStatus), ControlError> {
+    let (client, status) = find(job)?;
+    let began_in = std::fs::read_link(format!("/proc/{}/cwd", status.launcher)).ok();
+    if job.is_none() && (began_in.is_none() || began_in != std::env::current_dir().ok()) {
+        let folder = began_in.map(|folder| format!(" but in {}", folder.display())).unwrap_or_default();
+        return Err(ControlError::OtherFolder { job: describe(&status), folder });
+    }
+    Ok((client, status))
+}
+
 fn is_named(status: &JobStatus, name: &str) -> bool {
     let is_folder = || {
         let (named, own) = (std::fs::canonicalize(name), std::fs::canonicalize(&status.log_dir));

@@ -97,13 +97,13 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
         Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
         Command::Stop(RankEnd { job, grace_period, no_wait }) => {
             let request = ControlRequest::Stop { grace_period };
-            stop_job::stop(find_jobs::find(job.as_deref())?.0, request, !no_wait)
+            stop_job::stop(find_jobs::find_to_change(job.as_deref())?.0, request, !no_wait)
         }
         Command::Preempt { job, no_wait } => {
-            stop_job::stop(find_jobs::find(job.as_deref())?.0, ControlRequest::Preempt, !no_wait)
+            stop_job::stop(find_jobs::find_to_change(job.as_deref())?.0, ControlRequest::Preempt, !no_wait)
         }
         Command::Restart(RankEnd { job, grace_period, no_wait }) => {
-            restart_job::restart(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)
+            restart_job::restart(find_jobs::find_to_change(job.as_deref())?.0, grace_period, !no_wait)
         }
         Command::Report { folder, output, trace } => {
             for path in write_report::write(&folder, output.as_deref(), trace.as_deref())? {
@@ -180,7 +180,7 @@ fn note_other_nodes(only_this_node: Option<String>) {
 }
 
 fn send_signal(signal: i32, ranks: &[usize], job: Option<&str>) -> Result<(), ControlError> {
-    let (_, status) = find_jobs::find(job)?;
+    let (_, status) = find_jobs::find_to_change(job)?;
     let chosen = find_jobs::choose_ranks(&status, ranks)?;
     let mut sent = 0;
     for rank in chosen.iter().filter(|rank| rank.is_alive()) {

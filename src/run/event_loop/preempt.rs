@@ -222,7 +222,7 @@ impl EventLoop<'_> {
     }
 
     /// The ranks of this node have ended: nodes that do not know of the decision hear of it nevertheless.
-    pub(super) fn leave_last_words(&mut self) {
+    pub(super) fn keep_last_message(&mut self) {
         if self.has_decided() && !self.was_signalled {
             self.requests.forgive_next_sigterm();
         }

@@ -61,7 +61,7 @@ struct Shared {
     standing: Mutex<Option<Notice>>,
     messages: Mutex<Vec<(String, StopMessage)>>,
     /// What this node tells nodes that have not heard of the decision, once its own ranks have ended.
-    last_words: Mutex<Option<StopMessage>>,
+    last_message: Mutex<Option<StopMessage>>,
     /// To the other nodes, where they can be reached.
     others: OnceLock<Sender<QuestionMessage>>,
     sent: AtomicU64,
@@ -98,13 +98,13 @@ impl PreemptLink {
     }
 
     /// The ranks of this node have ended, and no event loop hears of messages until the next round.
-    pub fn conclude(&self, last_words: StopMessage) {
-        *lock(&self.0.last_words) = Some(last_words);
+    pub fn conclude(&self, last_message: StopMessage) {
+        *lock(&self.0.last_message) = Some(last_message);
     }
 
     /// Another node has sent a message: wakes the event loop.
     pub fn hear(&self, node: String, message: StopMessage) {
-        if let Some(last) = lock(&self.0.last_words).filter(|last| last.is_news_to(&message)) {
+        if let Some(last) = lock(&self.0.last_message).filter(|last| last.is_news_to(&message)) {
             return self.send(&last);
         }
         let mut messages = lock(&self.0.messages);

@@ -84,6 +84,21 @@ def test_jobs_are_found_by_pid_id_and_folder(tmp_path: Path, jobs: Jobs) -> None
         assert "no running job is three; `rlaunch ps` lists those" in unknown.stderr
 
 
+@pytest.mark.parametrize("command", [["stop"], ["restart"], ["preempt"], ["signal", "KILL"]], ids=" ".join)
+def test_a_job_of_another_folder_is_only_changed_by_name(command: list[str], jobs: Jobs) -> None:
+    elsewhere = Jobs(jobs.folder / "elsewhere", jobs.runtime)
+    elsewhere.folder.mkdir()
+    with jobs.job(script=QUIET, ranks=1) as launcher:
+        (rank,) = jobs.ready(1)
+        refused = elsewhere.ask(*command)
+        assert refused.status == 1, refused.stderr
+        assert (
+            f"{launcher.pid} (default), was not started in this folder but in {jobs.folder}" in refused.stderr
+        )
+        assert elsewhere.json("status")["ranks"][0]["pid"] == rank.pid
+        assert elsewhere.ask("stop", str(launcher.pid), "--grace_period=0.2").status == 0
+
+
 def test_stacks_name_what_each_rank_does(jobs: Jobs) -> None:
     with jobs.job():
         text = await_stacks(jobs, "child (<string>:1)")

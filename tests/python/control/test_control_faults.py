@@ -210,7 +210,9 @@ def test_a_stop_whose_launcher_is_killed_waits_for_the_ranks_and_fails(jobs: Job
     with jobs.job("--grace_period=500", script=deaf, ranks=2) as launcher:
         ranks, supervisor = jobs.ready(2), supervisor_of(launcher)
         command = [sys.executable, "-m", "rlaunch.control", "stop"]
-        with subprocess.Popen(command, env=jobs.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as stop:
+        with subprocess.Popen(
+            command, env=jobs.env, cwd=jobs.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as stop:
             assert stop.stderr
             assert b"waiting for ranks 0, 1 of job" in stop.stderr.readline()
             supervisor.suspend()

@@ -62,6 +62,7 @@ def ask(folder: Path, *args: str) -> Ended:
         [sys.executable, "-m", "rlaunch.control", *args],
         capture_output=True,
         env=variables(folder),
+        cwd=folder.parent,
         timeout=LIMIT,
     )
     return Ended(done.returncode, done.stdout, done.stderr.decode())
