@@ -346,6 +346,26 @@ mod tests {
     }
 
     #[test]
+    fn where_a_process_sleeps_is_what_the_kernel_shows() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id() as i32;
+        let shown = || std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+        loop {
+            let (before, found) = (shown(), wait_channel(pid));
+            let sleeps = ProcStat::of(pid).is_some_and(|stat| stat.state == 'S' && stat.name == "sleep");
+            if sleeps && before == shown() {
+                // A container may hide it.
+                assert_eq!(found, Some(before).filter(|text| !matches!(text.as_str(), "" | "0")));
+                break;
+            }
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(wait_channel(pid), None);
+    }
+
+    #[test]
     fn a_variable_has_all_of_its_name() {
         let environment = b"AB=2\0A=1\0EMPTY=\0NOT";
         assert_eq!(variable(environment, "A"), Some(&b"1"[..]));

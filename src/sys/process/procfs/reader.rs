@@ -327,13 +327,16 @@ mod tests {
 
     #[test]
     fn files_of_processes_that_are_there_are_read() {
-        let (reader, own) = (LockedFileReader::default(), std::process::id() as i32);
-        for file in [LockedFile::Environment, LockedFile::CommandLine, LockedFile::MemoryMap] {
-            let found = reader.read_all([own, 0, own], file);
-            assert_eq!(found.keys().collect::<Vec<_>>(), [&own], "{file:?}");
-            assert_eq!(reader.read(0, file), None);
+        let own = std::process::id() as i32;
+        assert_eq!(LockedFileReader::for_event_loop().total, Some(EVENT_LOOP_PATIENCE));
+        for reader in [LockedFileReader::default(), LockedFileReader::for_event_loop()] {
+            for file in [LockedFile::Environment, LockedFile::CommandLine, LockedFile::MemoryMap] {
+                let found = reader.read_all([own, 0, own], file);
+                assert_eq!(found.keys().collect::<Vec<_>>(), [&own], "{file:?}");
+                assert_eq!(reader.read(0, file), None);
+            }
+            assert_eq!(reader.read_all([], LockedFile::Environment).len(), 0);
         }
-        assert_eq!(reader.read_all([], LockedFile::Environment).len(), 0);
     }
 
     /// A reader with a list of its own.
