@@ -133,8 +133,10 @@ def test_help_of_the_commands_for_running_jobs() -> None:
     for name in names:
         text = show(COMMAND, name, "--help")
         assert show(COMMAND, "--help", name) == show(COMMAND, f"--help={name}") == text
+        assert show(COMMAND, "help", name) == text
         whole = show(COMMAND, name, "--help", "all") if name in SAME else text
         assert whole.strip() in everything
+    assert show(COMMAND, "help") == show(COMMAND, "--help")
     done = ask(COMMAND, "--help", "nodes")
     assert done.returncode == 2
     assert "there is no topic 'nodes'; the topics are all, launch, run, ps, " in done.stderr

@@ -226,11 +226,14 @@ pub(super) fn help(name: &str) -> Result<String, CommandLineError> {
     }
 }
 
-/// The command whose help a command line asks for: `--help stop`, `--help=stop`.
+/// The word for `--help`.
+pub(super) const HELP: &str = "help";
+
+/// The command whose help a command line asks for: `--help stop`, `--help=stop`, `help stop`.
 pub(super) fn asked_help(args: &[OsString]) -> Option<&str> {
     let (first, rest) = args.split_first()?;
     match first.to_str()? {
-        "-h" | "--help" => rest.first()?.to_str().filter(|name| !name.starts_with('-')),
+        "-h" | "--help" | HELP => rest.first()?.to_str().filter(|name| !name.starts_with('-')),
         first => first.strip_prefix("--help="),
     }
 }

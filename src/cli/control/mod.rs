@@ -54,7 +54,8 @@ pub fn main(args: &[OsString], interpreter: Interpreter) -> i32 {
             }
         };
     }
-    let words = std::iter::once(OsString::from(arguments::PROGRAM)).chain(args.iter().cloned());
+    let words: &[OsString] = if args == [arguments::HELP] { &["--help".into()] } else { args };
+    let words = std::iter::once(OsString::from(arguments::PROGRAM)).chain(words.iter().cloned());
     let request = match Request::try_parse_from(words) {
         Ok(request) => request,
         Err(error) => {
