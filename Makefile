@@ -43,7 +43,7 @@ help:
 	@echo "make chaos   half an hour of training under random partitions, freezes and lost machines; writes docs/chaos.md (root)"
 	@echo "make blame   whom launchers blame for jobs that fail, side by side; writes docs/blame.md (ten minutes)"
 	@echo "make fuzz    random bytes to every parser of outside bytes, ten minutes each; needs a nightly Rust"
-	@echo "make mutants  one small fault at a time in the supervisor, which its tests have to detect (half an hour)"
+	@echo "make mutants  one small fault at a time in the supervisor and in process membership, which tests have to detect (an hour)"
 	@echo "make soak    half an hour of random signals to random processes of random jobs; writes docs/soak.md"
 	@echo "make hangs   ten jobs that hang, on rlaunch and on the other launchers; writes docs/hangs.md (an hour)"
 	@echo "make clean   removes .venv and target"
