@@ -131,7 +131,7 @@ impl Agent {
             NodeStep::ReportReady { seen } => NodeStatus::Ready { seen },
             NodeStep::Start { round } => {
                 self.round = round;
-                NodeStatus::Runs { round }
+                NodeStatus::runs(round)
             }
             // Its ranks end at once.
             NodeStep::Stop { .. } | NodeStep::Kill { .. } => NodeStatus::Ready { seen: self.round },

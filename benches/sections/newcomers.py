@@ -13,7 +13,7 @@ from bench_launchers import RUN, TORCHRUN, Launcher
 from figures import NOT_INSTALLED, Cell
 from machines import Node, cgroup, hosts, missing
 from running import Late
-from sections.nodes import Job, Where, now
+from sections.nodes import RANK, Job, Where, now
 from session import Session
 
 ARRIVE_EVERY = 8.0
@@ -21,12 +21,35 @@ ARRIVING = 5
 # After a newcomer, longer than the time for which a round runs at least, and the last call (60 s and 1 s).
 WINDOW = 75.0
 
+# rlaunch's, whose default of 600 s is too long for a bench.
+HANG_TIMEOUT = 20
+# That time, and those to watch the stacks and to begin the next round, after the window of the others.
+HANG_WINDOW = WINDOW + HANG_TIMEOUT + 25
+HANGS = f"has ranks that hang at their start (rlaunch: --hang-timeout {HANG_TIMEOUT})"
 # What the ranks of a newcomer run.
 KINDS = {
     "cannot start its program": ("no-interpreter", "#!/no/such/interpreter\n"),
     "has ranks that fail": ("fails.py", "import sys\nsys.exit(7)\n"),
-    "has ranks that hang at their start": ("hangs.py", "import time\ntime.sleep(3600)\n"),
+    HANGS: ("hangs.py", "import time\ntime.sleep(3600)\n"),
 }
+
+# As `nodes.RANK`, by torch: only there can a launcher see that ranks wait for each other.
+TORCH_RANK = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+name = f"{sys.argv[1]}/life.{os.environ['NODE']}.{os.getpid()}"
+life = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.write(life, f"{os.environ['WORLD_SIZE']}\\n".encode())
+dist.init_process_group("gloo")
+while True:
+    ends = torch.tensor([float(os.path.exists(f"{sys.argv[1]}/finish"))])
+    dist.all_reduce(ends)
+    if ends.item():
+        break
+    os.write(life, f"s {time.clock_gettime(time.CLOCK_BOOTTIME)}\\n".encode())
+    time.sleep(0.005)
+"""
 
 
 def words_of(job: Job, kind: str) -> list[str]:
@@ -80,7 +103,10 @@ def machines(folder: Path) -> Iterator[list[Node]]:
 
 
 def measure_newcomers(session: Session) -> None:
-    """Nodes that join an elastic job of 2 nodes, 1 rank each, at the master (c10d), watched for 75 s."""
+    """Nodes that join an elastic job of 2 nodes, 1 rank each, at the master (c10d), watched for 75 s.
+
+    One whose ranks hang: with ranks of torch, rlaunch with a short `--hang-timeout`, watched for 120 s.
+    """
     if reason := missing():
         print(f"newcomers: not measured: {reason}", flush=True)
         return
@@ -114,11 +140,17 @@ def figures_of(
     if not launcher.version:
         return NOT_INSTALLED
     count = "2:3" if kind else f"2:{2 + ARRIVING}"
+    rank, window = (TORCH_RANK, HANG_WINDOW) if kind == HANGS else (RANK, WINDOW)
+    # Without files of its own, rlaunch sees a rank's output only after two timeouts.
+    short = [f"RLAUNCH_HANG_TIMEOUT={HANG_TIMEOUT}"] if launcher.ours else []
+    more = (["GLOO_SOCKET_IFNAME=wire", *short], ["--redirects=3"]) if kind == HANGS else ([], [])
     try:
-        with Job(launcher, Where("the master", None), nodes[:2], session.folder, True, count) as job:
+        with Job(
+            launcher, Where("the master", None), nodes[:2], session.folder, True, count, rank, more
+        ) as job:
             try:
                 if kind is not None:
-                    return joined_by(job, nodes[2], kind, WINDOW)
+                    return joined_by(job, nodes[2], kind, window)
                 return joined_one_by_one(job, nodes[2:], ARRIVE_EVERY, WINDOW - ARRIVING * ARRIVE_EVERY)
             finally:
                 (job.folder / "finish").touch()

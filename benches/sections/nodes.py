@@ -104,11 +104,15 @@ class Job:
         parent: Path,
         elastic: bool,
         count: str | None = None,
+        rank: str = RANK,
+        more: tuple[list[str], list[str]] = ([], []),
     ) -> None:
+        # `more`: further variables and options of each launcher.
         self.launcher, self.where, self.nodes = launcher, where, nodes
         self.folder = Path(tempfile.mkdtemp(dir=parent, prefix=f"{launcher.name}."))
         script = self.folder / "rank.py"
-        script.write_text(RANK)
+        script.write_text(rank)
+        self.more = more
         self.name, self.port = f"job{next(self.ports)}", next(self.ports)
         self.count = count or (f"{len(nodes) - 1}:{len(nodes)}" if elastic else str(len(nodes)))
         self.script = script
@@ -131,9 +135,10 @@ class Job:
         options = self.options(node, self.count, self.name, self.port)
         logs = f"--log{'_' if self.is_paddles else '-'}dir={self.folder}/log{node.number}"
         runs = words or (str(self.script), str(self.folder))
-        command = [launcher.python, "-m", launcher.module, *options, logs, *runs]
+        more_variables, more_options = self.more
+        command = [launcher.python, "-m", launcher.module, *options, *more_options, logs, *runs]
         node.folder = self.folder
-        node.command = ["env", f"NODE={node.number}", *variables(launcher), *command]
+        node.command = ["env", f"NODE={node.number}", *variables(launcher), *more_variables, *command]
 
     @property
     def is_paddles(self) -> bool:

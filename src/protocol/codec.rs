@@ -207,7 +207,7 @@ mod tests {
         let logic: &mut dyn CoordinatorLogic = &mut coordinator;
         for (id, info, status) in [
             ("1", named("ready"), NodeStatus::Ready { seen: 0 }),
-            ("2", named("runs"), NodeStatus::Runs { round: 1 }),
+            ("2", named("runs"), NodeStatus::runs(1)),
             ("3", named("done"), NodeStatus::Done { round: 1 }),
             ("4", paddle, NodeStatus::Ready { seen: 0 }),
         ] {

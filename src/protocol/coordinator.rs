@@ -77,6 +77,7 @@ impl Coordinator {
             phase,
             excluded: BTreeMap::new(),
             last_failed: None,
+            newcomers: BTreeSet::new(),
             refused,
             held_failure: None,
             warnings: Vec::new(),
@@ -240,6 +241,7 @@ impl Coordinator {
         self.changed = true;
         (self.state.failures, self.state.held_failure, self.state.last_failed) = (0, None, None);
         self.state.excluded.clear();
+        self.state.newcomers.clear();
         self.state.to_receive_end.clear();
         if self.state.phase != JobPhase::Gathering {
             self.gather(now);
@@ -342,6 +344,7 @@ impl Coordinator {
             let versions = ids.iter().map(|id| &self.nodes[*id].record.info);
             let warning = admission::version_warning(versions);
             self.members = RoundMember::list(ids.into_iter().map(|id| (id, &self.nodes[id].record.info)));
+            self.note_newcomers(&before);
             for member in &self.members {
                 self.nodes.entry(member.id.clone()).and_modify(|node| node.has_taken_part = true);
             }
@@ -395,13 +398,16 @@ impl Coordinator {
         self.forget_failures(now);
         if let Some(why) = self.find_cause(true) {
             let end = self.end_by(&rules, &why);
-            return self.begin_stop(why, end);
+            return self.begin_stop(now, why, end);
         }
         // Paddle's own launchers do not report how their ranks end.
         let (done, reporting) =
             (self.count_done(), self.of_round().filter(|record| !record.info.is_paddle_launcher).count());
         if done == reporting && reporting > 0 {
             return self.end(JobEnd::Completed);
+        }
+        if let Some(failure) = self.exclude_stuck(&rules) {
+            return self.begin_stop(now, RoundStopCause::Failed { failure }, None);
         }
         // Not once a node has finished: it would have to repeat everything.
         let hosts = if done > 0 { Vec::new() } else { self.newcomers(&rules) };
@@ -410,10 +416,11 @@ impl Coordinator {
             self.wake_at(until);
             return false;
         }
-        !hosts.is_empty() && self.begin_stop(RoundStopCause::More { hosts }, None)
+        !hosts.is_empty() && self.begin_stop(now, RoundStopCause::More { hosts }, None)
     }
 
-    fn begin_stop(&mut self, why: RoundStopCause, end: Option<JobEnd>) -> bool {
+    fn begin_stop(&mut self, now: Duration, why: RoundStopCause, end: Option<JobEnd>) -> bool {
+        self.forget_newcomers(now, &why);
         self.state.phase = JobPhase::Stopping { why, end };
         true
     }
@@ -435,6 +442,7 @@ impl Coordinator {
         }
         // A failure is reported at once, and again when all ranks of its node have ended.
         if let (RoundStopCause::Failed { failure }, Some(rules)) = (&why, &rules)
+            && !failure.hangs
             && let Some(known) = self.final_failure(failure)
         {
             let known = RoundStopCause::Failed { failure: known };
@@ -459,6 +467,8 @@ impl Coordinator {
             self.gather(now);
             return true;
         }
+        // Members that hang have been excluded when the stop began.
+        self.refuse_unfit();
         if let RoundStopCause::Failed { failure } = why {
             self.not_before = self.not_before.max(now + Duration::from_millis(failure.delay_ms));
             match rules.map(|rules| rules.on_failure) {

@@ -68,6 +68,6 @@ pub use crate::protocol::lease::LeaseTerms;
 pub use crate::protocol::node::{NodeState, NodeStep, next_step};
 pub use crate::protocol::record::{
     FailureDetails, JobRules, NodeInfo, NodeOrder, NodeRecord, NodeStatus, NodeStop, OnFailure, OnNodeLoss,
-    RankFailure, millis,
+    RankFailure, RankHang, millis,
 };
 pub use crate::protocol::state::{JobEnd, JobPhase, JobState, Participants, RoundMember, RoundStopCause};

@@ -108,7 +108,7 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
         // The others have gone on without this node.
         (
             JobPhase::Running | JobPhase::Stopping { .. },
-            NodeStatus::Runs { round } | NodeStatus::Stops { round, .. },
+            NodeStatus::Runs { round, .. } | NodeStatus::Stops { round, .. },
         ) if *round < now => NodeStep::Kill { end: None },
         (_, NodeStatus::Leaves { .. } | NodeStatus::Stops { .. }) => NodeStep::Wait,
         (JobPhase::Running, NodeStatus::Ready { seen }) if *seen < now => match is_member {

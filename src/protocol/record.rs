@@ -168,6 +168,9 @@ pub enum NodeStatus {
     Runs {
         /// In this round.
         round: u64,
+        /// How they hang, if they do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hang: Option<RankHang>,
     },
     /// It stops its ranks for a reason of its own. Their outcome is reported when all have ended.
     Stops {
@@ -195,6 +198,20 @@ pub enum NodeStatus {
     },
 }
 
+/// What the ranks of a node do that hang: none has written anything for `--hang_timeout`, and no stack moves. A node whose ranks hang
+/// in another way says nothing of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is")]
+pub enum RankHang {
+    /// All of them wait for other ranks.
+    Waits,
+    /// Some have been idle since their start, at another place.
+    Stuck {
+        /// The place, for people.
+        place: String,
+    },
+}
+
 /// A node's own reason to stop its ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "for")]
@@ -212,6 +229,11 @@ pub enum NodeStop {
 }
 
 impl NodeStatus {
+    /// That of a node whose ranks run in this round, and do not hang.
+    pub const fn runs(round: u64) -> Self {
+        NodeStatus::Runs { round, hang: None }
+    }
+
     /// The last round that it knows of and in which none of its ranks runs any more; `None` while some do.
     pub fn stopped_in(&self) -> Option<u64> {
         match self {
@@ -245,6 +267,8 @@ pub struct RankFailure {
     pub again: bool,
     /// Whether its node could not begin the round: no rank has run there.
     pub cannot_begin: bool,
+    /// Whether its node has joined lately, its ranks hang at their start, and it is excluded because of that. Then `again` is set too.
+    pub hangs: bool,
     /// Why the job is not restarted, if its node's rules say so.
     pub no_restart: Option<String>,
     /// Milliseconds to wait before the restart.
@@ -342,12 +366,24 @@ mod tests {
     }
 
     #[test]
+    fn records_of_launchers_that_report_no_hangs_are_read() {
+        let read = |text: &str| serde_json::from_str::<NodeStatus>(text).ok();
+        assert_eq!(read(r#"{"is":"Runs","round":4}"#), Some(NodeStatus::runs(4)));
+        let text = |status: &NodeStatus| serde_json::to_string(status).unwrap_or_default();
+        assert_eq!(text(&NodeStatus::runs(4)), r#"{"is":"Runs","round":4}"#);
+        for hang in [RankHang::Waits, RankHang::Stuck { place: "rank 2 is in load".into() }] {
+            let status = NodeStatus::Runs { round: 4, hang: Some(hang) };
+            assert_eq!(read(&text(&status)), Some(status));
+        }
+    }
+
+    #[test]
     fn a_node_has_stopped_in_the_last_round_that_it_reports() {
         let failure = RankFailure::default;
         for (status, stopped_in) in [
             (NodeStatus::Ready { seen: 0 }, Some(0)),
             (NodeStatus::Ready { seen: 4 }, Some(4)),
-            (NodeStatus::Runs { round: 4 }, None),
+            (NodeStatus::runs(4), None),
             (NodeStatus::Stops { round: 4, why: NodeStop::Failure { failure: failure() } }, None),
             (NodeStatus::Done { round: 4 }, Some(4)),
             (NodeStatus::Failed { round: 4, failure: failure() }, Some(4)),

@@ -28,6 +28,9 @@ pub struct JobState {
     /// The node whose ranks failed last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failed: Option<FailingNode>,
+    /// Ids of members of the last round that have joined lately: they are excluded if their ranks hang at their start. The first few.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub newcomers: BTreeSet<String>,
     /// The failure whose node leaves while the others wait for another in its place (`OnFailure::Hold`).
     #[serde(default)]
     pub held_failure: Option<RankFailure>,

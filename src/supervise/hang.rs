@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The longest time to the next look at ranks that hang: other nodes act on what was seen last.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
+
 /// What a look at the ranks has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HangLook {
@@ -89,7 +92,8 @@ impl HangWatch {
                 HangLook::Moved => (HangPhase::Waiting { look_at: later, reported: false }, None),
                 HangLook::Still => {
                     let action = (!reported).then_some(HangAction::Report);
-                    (HangPhase::Waiting { look_at: later, reported: true }, action)
+                    let soon = now.saturating_add(timeout.min(LOOK_AGAIN));
+                    (HangPhase::Waiting { look_at: soon, reported: true }, action)
                 }
                 HangLook::Failed => (HangPhase::Waiting { look_at: later, reported }, None),
             },
@@ -124,7 +128,7 @@ mod tests {
         let mut watch = looking();
         assert!(!watch.is_reported());
         assert_eq!(watch.handle(at(105), HangEvent::Looked(HangLook::Still)), Some(HangAction::Report));
-        assert!(watch.is_reported());
+        assert_eq!((watch.is_reported(), watch.due()), (true, Some(at(165))), "what hangs is looked at sooner");
         let mut next = |now: u64, look| {
             assert_eq!(watch.handle(at(now), HangEvent::Due), Some(HangAction::Look));
             let was_reported = watch.is_reported();

@@ -37,6 +37,9 @@ pub fn of_job(outcome: &JobOutcome) -> Option<String> {
 /// `rank 3 on node 1 (b) failed first, with exit code 3: ValueError: no`
 pub fn of_failure(failure: &RankFailure) -> String {
     let RankFailure { host, node, process, outcome: how, message: words, .. } = failure;
+    if failure.hangs {
+        return format!("the ranks of node {node} ({host}) hang at their start: {words}");
+    }
     if failure.again {
         return format!("{process} on node {node} ({host}) requested a restart of all ranks by {how}");
     }

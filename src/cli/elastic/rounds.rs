@@ -165,7 +165,7 @@ impl Job<'_> {
                 world_size,
                 first_rank,
             });
-            membership.publish(NodeStatus::Runs { round: number });
+            membership.publish(NodeStatus::runs(number));
             if attempt > 0 {
                 let after = match failures {
                     0 => String::new(),

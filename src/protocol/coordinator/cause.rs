@@ -175,7 +175,7 @@ mod tests {
     use crate::protocol::record::FORMAT;
     use crate::protocol::state::JobState;
 
-    const RUNS: NodeStatus = NodeStatus::Runs { round: 2 };
+    const RUNS: NodeStatus = NodeStatus::runs(2);
     const DONE: NodeStatus = NodeStatus::Done { round: 2 };
     const LEAVES: NodeStatus = NodeStatus::Leaves { signal: 15 };
     const STOPS: NodeStatus = NodeStatus::Stops { round: 2, why: NodeStop::Signal { signal: 15 } };

@@ -30,8 +30,10 @@ impl Coordinator {
         by_right.sort_by_key(|(id, node)| (!members.contains(id), refused.contains_key(*id), node.joined));
         let mut unfit =
             admission::find_unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), first);
-        // They leave when they learn of it.
-        let excluded = self.state.excluded.iter().filter(|(id, _)| self.nodes.contains_key(*id));
+        // They leave when they learn of it, which the others must not take for a loss that stops the round.
+        let stops = matches!(self.state.phase, JobPhase::Stopping { .. });
+        let leaves = |id: &String| self.nodes.contains_key(id) && !(stops && members.contains(id));
+        let excluded = self.state.excluded.iter().filter(|(id, _)| leaves(id));
         unfit.extend(excluded.map(|(id, why)| (id.clone(), why.clone())));
         self.unfit = unfit.keys().cloned().collect();
         let refused: BTreeMap<String, String> = unfit.into_iter().take(MAX_REFUSED).collect();

@@ -8,4 +8,6 @@ mod render;
 pub use dump::{ProcessStack, RankStacks, StackDump, StackFrame, ThreadStack};
 pub use odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
 pub use packed::PackedDump;
-pub use render::{HangFacts, RankLine, conclude, render_answered, render_hang, render_stacks, render_stuck_exit};
+pub use render::{
+    HangFacts, RankLine, conclude, describe_places, render_answered, render_hang, render_stacks, render_stuck_exit,
+};

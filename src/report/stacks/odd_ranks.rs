@@ -19,6 +19,11 @@ impl StackGroup<'_> {
         self.process.map_or(&[], ProcessStack::main_frames)
     }
 
+    /// Whether they wait for other ranks, and nothing else holds them up.
+    pub fn waits(&self) -> bool {
+        self.waits_in.is_some() && !self.is_stopped()
+    }
+
     /// Whether they are stopped by a signal.
     pub fn is_stopped(&self) -> bool {
         self.process.is_some_and(ProcessStack::is_stopped)

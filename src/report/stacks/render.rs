@@ -94,6 +94,12 @@ pub fn conclude(dump: &StackDump, ranks: &[RankLine]) -> Option<String> {
     StackText { dump, ranks, missing: None, odd: &odd, watched: None }.conclusion(&groups)
 }
 
+/// Where the ranks of these groups are, in a few words: `rank 2 is in load (data.py:7)`.
+pub fn describe_places(dump: &StackDump, ranks: &[RankLine], groups: &[&StackGroup<'_>]) -> String {
+    let text = StackText { dump, ranks, missing: None, odd: &OddRanks::None, watched: None };
+    groups.iter().take(MOST_CLAUSES).map(|group| text.clause(group)).collect::<Vec<_>>().join("; ")
+}
+
 /// `watched`: for how long the stacks were watched.
 fn render(dump: &StackDump, ranks: &[RankLine], missing: Option<usize>, watched: Option<Duration>) -> String {
     let groups = group(dump);
@@ -160,6 +166,11 @@ impl StackText<'_> {
         share.filter(|share| *share >= BUSY).map(|share| format!("; uses {share:.0} % of a CPU")).unwrap_or_default()
     }
 
+    fn clause(&self, group: &StackGroup<'_>) -> String {
+        let verb = if group.ranks.len() == 1 { "is" } else { "are" };
+        format!("{} {verb} {}", self.name(&group.ranks), place(group))
+    }
+
     /// What the stacks say about who waits for whom.
     fn conclusion(&self, groups: &[StackGroup<'_>]) -> Option<String> {
         let odd = self.odd.ranks();
@@ -168,15 +179,15 @@ impl StackText<'_> {
         let is_odd = |group: &&StackGroup<'_>| group.ranks.iter().any(|rank| odd.contains(rank));
         let rest = groups.iter().find(|group| !is_odd(group));
         let waiting = groups.iter().filter(|group| !is_odd(group)).find_map(|group| group.waits_in);
-        let clause = |group: &StackGroup<'_>| {
-            format!(
-                "{} {} {}",
-                self.name(&group.ranks),
-                if group.ranks.len() == 1 { "is" } else { "are" },
-                place(group)
-            )
+        let clauses = || {
+            groups
+                .iter()
+                .filter(is_odd)
+                .take(MOST_CLAUSES)
+                .map(|group| self.clause(group))
+                .collect::<Vec<_>>()
+                .join("; ")
         };
-        let clauses = || groups.iter().filter(is_odd).take(MOST_CLAUSES).map(clause).collect::<Vec<_>>().join("; ");
         match self.odd {
             OddRanks::None => None,
             OddRanks::Ended(_) => {
@@ -208,7 +219,7 @@ impl StackText<'_> {
                 Some(format!("{name} {verb}: {}, and {}", most.unwrap_or_default(), clauses()))
             }
             OddRanks::Mismatch => {
-                let places: Vec<String> = groups.iter().take(MOST_CLAUSES).map(clause).collect();
+                let places: Vec<String> = groups.iter().take(MOST_CLAUSES).map(|group| self.clause(group)).collect();
                 Some(format!("the ranks wait for each other at different places: {}", places.join("; ")))
             }
         }

@@ -9,7 +9,15 @@ impl EventLoop<'_> {
     /// Looks at ranks that have been silent for long, and reports a hang.
     pub(super) fn watch_hangs(&mut self) -> io::Result<()> {
         let (ranks, attempt) = (&self.ranks, self.engine.running_attempt());
-        let Some(found) = self.hangs.turn(attempt, || ranks.stack_targets()) else { return Ok(()) };
+        let found = self.hangs.turn(attempt, || ranks.stack_targets());
+        if let Some(membership) = &mut self.membership {
+            match &found {
+                Some(found) => membership.report_hang(found.for_other_nodes(&ranks.rank_lines())),
+                None if !self.hangs.is_reported() => membership.report_hang(None),
+                None => {}
+            }
+        }
+        let Some(found) = found.filter(|found| found.is_new) else { return Ok(()) };
         let has_other_nodes = self.launch.plan.nnodes > 1;
         let aborted = match self.launch.hang.on_hang {
             OnHang::Abort => found.ranks_to_abort(has_other_nodes),

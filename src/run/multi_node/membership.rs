@@ -5,7 +5,7 @@ use crate::protocol::member_list;
 use crate::protocol::record::FORMAT;
 use crate::protocol::{
     JobEnd, JobPhase, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop,
-    OnNodeLoss, Participants, RankFailure, RoundMember, RoundStopCause, next_step,
+    OnNodeLoss, Participants, RankFailure, RankHang, RoundMember, RoundStopCause, next_step,
 };
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use crate::rendezvous::lease::NodeLease;
@@ -140,7 +140,7 @@ impl Membership {
         // A node recognizes its own failure in the state by its texts.
         let status = escaped(status);
         match (&status, self.terms.on_loss) {
-            (NodeStatus::Runs { round }, OnNodeLoss::Regroup) => self.lease.hold(*round, self.joined, &self.terms),
+            (NodeStatus::Runs { round, .. }, OnNodeLoss::Regroup) => self.lease.hold(*round, self.joined, &self.terms),
             (NodeStatus::Runs { .. } | NodeStatus::Stops { .. }, _) => {}
             _ => self.lease.release(),
         }
@@ -150,8 +150,19 @@ impl Membership {
 
     /// Publishes why its ranks stop, if they run.
     pub fn report_stop(&mut self, why: NodeStop) {
-        if let NodeStatus::Runs { round } = self.node_state.status {
+        if let NodeStatus::Runs { round, .. } = self.node_state.status {
             self.publish(NodeStatus::Stops { round, why });
+        }
+    }
+
+    /// Publishes how its ranks hang, or that they do not any more. They run under the same lease as before.
+    pub fn report_hang(&mut self, hang: Option<RankHang>) {
+        let hang = hang.map(escaped);
+        if let NodeStatus::Runs { hang: known, .. } = &mut self.node_state.status
+            && *known != hang
+        {
+            *known = hang;
+            self.backend.put(&Self::record(&self.info, &self.node_state.status));
         }
     }
 

@@ -251,7 +251,7 @@ fn as_many_as_are_usual_wait_for_no_more() {
     job.record("b", NodeStatus::Ready { seen: 0 }, 1);
     assert_eq!(job.turn(1), (1, JobPhase::Running));
     for id in ["a", "b"] {
-        job.record(id, NodeStatus::Runs { round: 1 }, 2);
+        job.record(id, NodeStatus::runs(1), 2);
     }
     job.coordinator.gone("b", Departure::Left, Duration::from_secs(3));
     assert!(matches!(job.turn(3), (1, JobPhase::Stopping { .. })));
@@ -270,7 +270,7 @@ fn a_relaunch_request_uses_up_no_restart_and_removes_no_node() {
         }
         for round in 1..=3 {
             assert_eq!(job.turn(round), (round, JobPhase::Running), "{on_failure:?}");
-            job.record("b", NodeStatus::Runs { round }, round);
+            job.record("b", NodeStatus::runs(round), round);
             let failure = RankFailure { again: true, status: 101, ..RankFailure::default() };
             job.record("a", NodeStatus::Failed { round, failure }, round);
             assert!(matches!(job.turn(round), (_, JobPhase::Stopping { end: None, .. })));

@@ -188,7 +188,7 @@ fn a_launcher_of_paddle_s_takes_part_in_a_fixed_job() {
         machine.record("theirs", record(&theirs, NodeStatus::Ready { seen: 0 }), time(0));
         let (state, members) = machine.turn(time(0)).unwrap();
         assert_eq!((state.phase, members.unwrap().len()), (JobPhase::Running, 2));
-        machine.record("own", record(&own, NodeStatus::Runs { round: 1 }), time(1));
+        machine.record("own", record(&own, NodeStatus::runs(1)), time(1));
         assert_eq!(machine.turn(time(1)), None);
         machine
     };
@@ -209,7 +209,7 @@ fn nothing_is_kept_of_strangers_that_have_gone() {
     let mut machine = Coordinator::new(time(0));
     machine.record("own", record(1, NodeStatus::Ready { seen: 0 }), time(0));
     assert_eq!(machine.turn(time(0)).unwrap().0.phase, JobPhase::Running);
-    machine.record("own", record(1, NodeStatus::Runs { round: 1 }), time(1));
+    machine.record("own", record(1, NodeStatus::runs(1)), time(1));
     machine.turn(time(1));
     let before = format!("{machine:?}").len();
     for at in 0..100 {
@@ -360,7 +360,7 @@ fn the_culprits_failure_decides_about_a_restart() {
     machine.record("a", record(NodeStatus::Ready { seen: 0 }), time(0));
     machine.record("b", record(NodeStatus::Ready { seen: 0 }), time(0));
     machine.turn(time(0));
-    machine.record("b", record(NodeStatus::Runs { round: 1 }), time(1));
+    machine.record("b", record(NodeStatus::runs(1)), time(1));
     machine.record("a", failed(RankFailure { lost_peer: true, ..RankFailure::default() }), time(1));
     let state = machine.turn(time(1)).unwrap().0;
     assert!(matches!(state.phase, JobPhase::Stopping { end: None, .. }));
@@ -397,7 +397,7 @@ fn the_first_reported_stop_counts_though_its_ranks_still_run() {
     }
     begun.turn(time(0));
     for id in ["a", "b"] {
-        begun.record(id, record(NodeStatus::Runs { round: 1 }), time(1));
+        begun.record(id, record(NodeStatus::runs(1)), time(1));
     }
     let first = RankFailure { node: 0, process: "rank 1".into(), status: 3, ..RankFailure::default() };
     let later = RankFailure { node: 1, process: "rank 2".into(), status: 5, ..RankFailure::default() };
@@ -433,7 +433,7 @@ fn a_node_that_has_not_seen_the_round_is_not_ready_for_the_next() {
     };
     let members = vec![RoundMember { id: "b".into(), info: NodeInfo::default() }];
     let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members, time(0));
-    machine.record("b", record(NodeStatus::Runs { round: 2 }), time(0));
+    machine.record("b", record(NodeStatus::runs(2)), time(0));
     machine.record("a", record(NodeStatus::Ready { seen: 0 }), time(0));
     machine.turn(time(0));
     assert_eq!(machine.state().phase, JobPhase::Running);

@@ -147,9 +147,11 @@ impl Judge {
             assert_eq!(rules.on_failure, OnFailure::Restart);
             assert!(new.failures <= rules.restarts, "more restarts than there are");
         }
-        for id in new.excluded.keys() {
+        for (id, why) in &new.excluded {
             let own = &nodes[number(id)];
-            assert!(!own.failures.is_empty(), "node {} is excluded, and nothing has failed there", own.number);
+            let is_at_fault =
+                if why.contains("hang") { self.may_hang(nodes, new, own) } else { !own.failures.is_empty() };
+            assert!(is_at_fault, "node {} is excluded without a reason: {why}", own.number);
             let may = |rules: &rlaunch::protocol::JobRules| rules.min < rules.max || rules.spares > Some(0);
             assert!(rules.is_none_or(may), "no node is excluded from a job that needs all");
         }
@@ -160,6 +162,21 @@ impl Judge {
             self.end(nodes, new, end);
         }
         self.states.push(new.clone());
+    }
+
+    /// Whether there is a round in which this node's ranks hung, into which it came while the job ran, whose other members did not hang
+    /// unless they are excluded too, and of which one stays.
+    fn may_hang(&self, nodes: &[Sim], state: &JobState, own: &Sim) -> bool {
+        let is_in = |list: &[RoundMember]| list.iter().any(|member| member.id == own.state.id);
+        own.hung.iter().any(|round| {
+            let is_excused = |member: &RoundMember| {
+                state.excluded.contains_key(&member.id) || !nodes[number(&member.id)].hung.contains(round)
+            };
+            let stays = |member: &RoundMember| !nodes[number(&member.id)].hung.contains(round);
+            let came_later = self.lists.range(..round).any(|(_, list)| !is_in(list));
+            let list = &self.lists[round];
+            came_later && is_in(list) && list.iter().all(is_excused) && list.iter().any(stays)
+        })
     }
 
     fn rules<'a>(&self, story: &'a Story, round: u64) -> Option<&'a rlaunch::protocol::JobRules> {

@@ -144,7 +144,7 @@ fn the_last_call_waits_for_nodes_that_can_still_become_ready() {
     };
     for (info_of_b, status, waits) in [
         (info(&rules), NodeStatus::Ready { seen: 1 }, true),
-        (info(&rules), NodeStatus::Runs { round: 2 }, true),
+        (info(&rules), NodeStatus::runs(2), true),
         (info(&rules), NodeStatus::Done { round: 2 }, true),
         (info(&rules), failed("another"), true),
         (info(&rules), failed("held"), false),
@@ -221,7 +221,7 @@ fn a_member_keeps_its_number_where_a_new_node_has_the_same() {
     let numbered = NodeInfo { rank: Some(0), ..info(&level_1(1, 2, 0)) };
     let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members(&["a"]), time(0));
     machine.record("b", record(&numbered, NEW), time(0));
-    machine.record("a", record(&numbered, NodeStatus::Runs { round: 2 }), time(0));
+    machine.record("a", record(&numbered, NodeStatus::runs(2)), time(0));
     machine.turn(time(0));
     assert_eq!(refused(&machine), ["b"]);
 }
@@ -250,7 +250,7 @@ fn a_launcher_of_paddle_s_joins_a_running_job_and_takes_part_once() {
     machine.turn(time(2_000));
     assert_eq!(member_ids(&machine), ["a", "b"]);
     for id in ["a", "b"] {
-        machine.record(id, record(&own, NodeStatus::Runs { round: 1 }), time(3_000));
+        machine.record(id, record(&own, NodeStatus::runs(1)), time(3_000));
     }
     machine.record("paddle", record(&paddle(), NEW), time(3_000));
     machine.turn(time(3_000));
@@ -277,7 +277,7 @@ fn a_launcher_of_paddle_s_joins_a_running_job_and_takes_part_once() {
         machine.turn(time(7_000));
         assert_eq!(member_ids(machine), ["a", "b"]);
         for id in ["a", "b"] {
-            machine.record(id, record(&own, NodeStatus::Runs { round: 3 }), time(8_000));
+            machine.record(id, record(&own, NodeStatus::runs(3)), time(8_000));
             machine.turn(time(8_000));
         }
         assert_eq!(machine.state().phase, JobPhase::Running, "it is not new after a round without it");
@@ -295,9 +295,9 @@ fn a_round_of_which_no_member_reports_does_not_end_at_once() {
 #[test]
 fn a_round_that_a_node_has_finished_is_not_stopped_for_more_nodes() {
     let own = info(&level_1(2, 3, 5));
-    for (status, stops) in [(NodeStatus::Runs { round: 2 }, true), (NodeStatus::Done { round: 2 }, false)] {
+    for (status, stops) in [(NodeStatus::runs(2), true), (NodeStatus::Done { round: 2 }, false)] {
         let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members(&["a", "b"]), time(0));
-        machine.record("a", record(&own, NodeStatus::Runs { round: 2 }), time(0));
+        machine.record("a", record(&own, NodeStatus::runs(2)), time(0));
         machine.record("b", record(&own, status.clone()), time(0));
         machine.record("c", record(&own, NodeStatus::Ready { seen: 2 }), time(0));
         machine.turn(time(0));
@@ -316,7 +316,7 @@ fn a_second_node_with_a_signal_ends_a_job_of_which_too_few_nodes_stay() {
         members.iter_mut().for_each(|member| member.info.host = member.id.clone());
         let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members, time(0));
         for id in ["a", "b", "c"] {
-            machine.record(id, record(&own, NodeStatus::Runs { round: 2 }), time(0));
+            machine.record(id, record(&own, NodeStatus::runs(2)), time(0));
         }
         machine.record("a", leaves.clone(), time(0));
         machine.turn(time(0));
@@ -324,7 +324,7 @@ fn a_second_node_with_a_signal_ends_a_job_of_which_too_few_nodes_stay() {
         machine.gone("a", Departure::Left, time(1));
         machine.turn(time(1));
         let mut successor = Coordinator::resume(machine.state().clone(), machine.members().to_vec(), time(1));
-        successor.record("c", record(&own, NodeStatus::Runs { round: 2 }), time(1));
+        successor.record("c", record(&own, NodeStatus::runs(2)), time(1));
         for machine in [&mut machine, &mut successor] {
             machine.record("b", leaves.clone(), time(2));
             machine.turn(time(2));
@@ -370,7 +370,7 @@ fn a_job_none_of_whose_members_is_left_begins_anew_with_all_restarts() {
         machine.turn(time(2));
     }
     for id in ["a", "b"] {
-        machine.record(id, record(&own, NodeStatus::Runs { round: 2 }), time(3));
+        machine.record(id, record(&own, NodeStatus::runs(2)), time(3));
     }
     machine.record("spare", record(&own, NodeStatus::Ready { seen: 2 }), time(3));
     machine.turn(time(3));

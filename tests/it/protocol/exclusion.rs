@@ -5,11 +5,11 @@ use super::states::state;
 use super::world::time;
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
-    Coordinator, Departure, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, OnNodeLoss, RankFailure,
-    RoundMember, RoundStopCause,
+    Coordinator, Departure, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, OnFailure, OnNodeLoss,
+    RankFailure, RankHang, RoundMember, RoundStopCause,
 };
 
-const RUNS: NodeStatus = NodeStatus::Runs { round: 2 };
+const RUNS: NodeStatus = NodeStatus::runs(2);
 
 fn record(rules: &JobRules, id: &str, status: NodeStatus) -> NodeRecord {
     let info = NodeInfo { host: format!("host-{id}"), rules: rules.clone(), ..NodeInfo::default() };
@@ -214,5 +214,144 @@ fn a_failure_that_nodes_share_excludes_none() {
         assert!(machine.state().excluded.is_empty(), "{:?}", machine.state());
         let ended = matches!(machine.state().phase, JobPhase::Ended { end: JobEnd::Failed { .. } });
         assert_eq!((ended, machine.state().failures), (cannot_begin, u32::from(!cannot_begin)));
+    }
+}
+
+/// In round 3 since 1 s, which began with `new` beside the members `old` of round 2.
+fn joined(rules: &JobRules, old: &[&str], new: &[&str]) -> Coordinator {
+    let mut machine = running(rules, old);
+    for id in new {
+        machine.record(id, record(rules, id, NodeStatus::Ready { seen: 2 }), time(0));
+    }
+    machine.turn(time(0));
+    for id in old {
+        machine.record(id, record(rules, id, NodeStatus::Ready { seen: 2 }), time(1_000));
+    }
+    machine.turn(time(1_000));
+    machine.turn(time(1_000) + time(rules.last_call_ms));
+    assert_eq!((machine.state().round, member_ids(&machine)), (3, [old, new].concat()));
+    machine
+}
+
+fn waits(round: u64) -> NodeStatus {
+    NodeStatus::Runs { round, hang: Some(RankHang::Waits) }
+}
+
+fn stuck(round: u64) -> NodeStatus {
+    let place = "rank 2 is in <module> (hangs.py:2)".to_owned();
+    NodeStatus::Runs { round, hang: Some(RankHang::Stuck { place }) }
+}
+
+fn report(machine: &mut Coordinator, rules: &JobRules, statuses: &[(&str, NodeStatus)]) {
+    for (id, status) in statuses {
+        machine.record(id, record(rules, id, status.clone()), time(700_000));
+    }
+    machine.turn(time(700_000));
+}
+
+#[test]
+fn a_newcomer_whose_ranks_hang_at_their_start_is_excluded_without_a_restart() {
+    for rules in [level_1(2, 3, 0), level_1(2, 4, 3)] {
+        let mut machine = joined(&rules, &["a", "b"], &["c"]);
+        report(&mut machine, &rules, &[("a", waits(3)), ("c", stuck(3))]);
+        assert_eq!(machine.state().phase, JobPhase::Running, "b has not said what its ranks do");
+        report(&mut machine, &rules, &[("b", waits(3))]);
+        let JobPhase::Stopping { why: RoundStopCause::Failed { failure }, end: None } = &machine.state().phase else {
+            panic!("{:?}", machine.state())
+        };
+        assert_eq!((failure.node, failure.host.as_str(), failure.hangs), (2, "host-c", true));
+        assert!(machine.state().refused.is_empty(), "its end would be a loss: {:?}", machine.state());
+        // Another coordinator may end the stop.
+        let mut next = Coordinator::resume(machine.state().clone(), machine.members().to_vec(), time(700_000));
+        for (id, status) in [("a", waits(3)), ("b", waits(3)), ("c", stuck(3))] {
+            next.record(id, record(&rules, id, status), time(700_000));
+        }
+        next.turn(time(700_000));
+        for machine in [&mut machine, &mut next] {
+            for id in ["c", "a", "b"] {
+                machine.record(id, record(&rules, id, NodeStatus::Ready { seen: 3 }), time(701_000));
+                machine.turn(time(701_000));
+            }
+            machine.turn(time(701_000) + time(rules.last_call_ms));
+            let state = machine.state();
+            let why = "its ranks hang at their start: rank 2 is in <module> (hangs.py:2)";
+            assert_eq!(state.refused["c"], format!("it is excluded from the job: {why}"));
+            assert_eq!((state.round, state.failures, member_ids(machine)), (4, 0, vec!["a", "b"]));
+        }
+        let warning =
+            "host-c () is excluded from the job: its ranks hang at their start: rank 2 is in <module> (hangs.py:2)";
+        assert_eq!(machine.state().warnings, [warning]);
+    }
+}
+
+#[test]
+fn all_newcomers_that_hang_are_excluded_at_once_also_after_rounds_that_others_ended() {
+    let rules = level_1(2, 5, 3);
+    let mut machine = joined(&rules, &["a", "b"], &["c"]);
+    // Another node joins before the hang is found.
+    machine.record("d", record(&rules, "d", NodeStatus::Ready { seen: 3 }), time(2_000));
+    machine.turn(time(2_000));
+    for id in ["a", "b", "c"] {
+        machine.record(id, record(&rules, id, NodeStatus::Ready { seen: 3 }), time(3_000));
+    }
+    machine.turn(time(3_000));
+    machine.turn(time(3_000) + time(rules.last_call_ms));
+    assert_eq!(member_ids(&machine), ["a", "b", "c", "d"]);
+    report(&mut machine, &rules, &[("a", waits(4)), ("b", waits(4)), ("c", stuck(4)), ("d", stuck(4))]);
+    let state = machine.state();
+    assert_eq!(state.excluded.keys().collect::<Vec<_>>(), ["c", "d"], "{state:?}");
+}
+
+#[test]
+fn no_hang_excludes_a_node_unless_it_is_clear_that_newcomers_hold_up_the_others() {
+    let rules = level_1(2, 4, 3);
+    let case = |what, rules: &JobRules, statuses: [NodeStatus; 3]| {
+        let mut machine = joined(rules, &["a", "b"], &["c"]);
+        let statuses: Vec<_> = ["a", "b", "c"].into_iter().zip(statuses).collect();
+        report(&mut machine, rules, &statuses);
+        assert_eq!((&machine.state().phase, machine.state().excluded.len()), (&JobPhase::Running, 0), "{what}");
+    };
+    case("a member hangs", &rules, [stuck(3), waits(3), waits(3)]);
+    case("a member hangs too", &rules, [waits(3), stuck(3), stuck(3)]);
+    case("all hang", &rules, [stuck(3), stuck(3), stuck(3)]);
+    case("all wait", &rules, [waits(3), waits(3), waits(3)]);
+    case("one has not reported", &rules, [waits(3), NodeStatus::runs(3), stuck(3)]);
+    case("a report of an older round", &rules, [waits(3), waits(2), stuck(3)]);
+    case("the newcomer's is of an older round", &rules, [waits(3), waits(3), stuck(2)]);
+    case("one has finished", &rules, [waits(3), NodeStatus::Done { round: 3 }, stuck(3)]);
+    case("too few would be left", &level_1(3, 4, 3), [waits(3), waits(3), stuck(3)]);
+    let held = JobRules { on_failure: OnFailure::Hold, ..rules.clone() };
+    case("the others would wait for another node", &held, [waits(3), waits(3), stuck(3)]);
+    // From the first round on.
+    let mut machine = running(&rules, &["a", "b", "c"]);
+    report(&mut machine, &rules, &[("a", waits(2)), ("b", waits(2)), ("c", stuck(2))]);
+    assert_eq!((&machine.state().phase, machine.state().excluded.len()), (&JobPhase::Running, 0));
+}
+
+#[test]
+fn the_newcomer_that_serves_the_master_is_not_excluded_and_a_node_is_no_newcomer_for_ever() {
+    let rules = level_1(1, 3, 3);
+    let mut machine = joined(&rules, &["a"], &["b"]);
+    let mut serves = record(&rules, "b", stuck(3));
+    serves.info.serves_master = true;
+    machine.record("b", serves, time(700_000));
+    report(&mut machine, &rules, &[("a", waits(3))]);
+    assert!(machine.state().excluded.is_empty());
+
+    for (lasts, excluded) in [(1_000_000, 1), (2_000_000, 0)] {
+        let mut machine = joined(&rules, &["a"], &["b"]);
+        machine.record("c", record(&rules, "c", NodeStatus::Ready { seen: 3 }), time(lasts));
+        machine.turn(time(lasts));
+        for id in ["a", "b"] {
+            machine.record(id, record(&rules, id, NodeStatus::Ready { seen: 3 }), time(lasts));
+        }
+        machine.turn(time(lasts));
+        machine.turn(time(lasts) + time(rules.last_call_ms));
+        assert_eq!(member_ids(&machine), ["a", "b", "c"]);
+        for (id, status) in [("a", waits(4)), ("b", stuck(4)), ("c", waits(4))] {
+            machine.record(id, record(&rules, id, status), time(lasts + 700_000));
+        }
+        machine.turn(time(lasts + 700_000));
+        assert_eq!(machine.state().excluded.len(), excluded, "round 3 lasted {lasts} ms");
     }
 }

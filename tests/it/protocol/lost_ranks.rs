@@ -19,7 +19,7 @@ fn after_a_broken_connection() -> (Coordinator, impl Fn(NodeStatus) -> NodeRecor
     };
     let members = ["a", "b"].map(|id| RoundMember { id: id.into(), info: NodeInfo::default() });
     let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members.to_vec(), time(0));
-    machine.record("a", record(NodeStatus::Runs { round: 2 }), time(0));
+    machine.record("a", record(NodeStatus::runs(2)), time(0));
     // It has not reported yet that it runs.
     machine.record("b", record(NodeStatus::Ready { seen: 1 }), time(0));
     machine.turn(time(0));
@@ -44,7 +44,7 @@ fn a_node_lost_at_once_may_still_run_until_its_lease_ends() {
 #[test]
 fn a_node_that_is_back_is_waited_for_until_it_has_stopped_and_no_longer() {
     let (mut machine, record) = after_a_broken_connection();
-    for status in [NodeStatus::Ready { seen: 1 }, NodeStatus::Runs { round: 2 }] {
+    for status in [NodeStatus::Ready { seen: 1 }, NodeStatus::runs(2)] {
         machine.record("b", record(status), time(2_000));
         machine.turn(time(20_000));
         assert_eq!(machine.state().phase, JobPhase::Gathering, "it may run, or be about to");

@@ -63,6 +63,8 @@ fn the_histories_cover_all_cases() {
         note("restarts", states.iter().any(|state| state.failures > 0));
         note("held", states.iter().any(|state| state.held_failure.is_some()));
         note("refused", states.iter().any(|state| !state.refused.is_empty()));
+        let hangs = |why: &String| why.contains("hang at their start");
+        note("a newcomer that hangs", states.iter().any(|state| state.excluded.values().any(hangs)));
         let too_many = |why: &String| why.starts_with("--spares");
         note("a spare too many", states.iter().any(|state| state.refused.values().any(too_many)));
         note("several rounds", states.iter().any(|state| state.round > 2));

@@ -4,8 +4,8 @@ use super::lease::Faults;
 use super::scenario::Life;
 use super::world::{Event, World, time};
 use rlaunch::protocol::{
-    JobEnd, JobState, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop, OnNodeLoss, RankFailure, RoundMember,
-    RoundStopCause, next_step,
+    JobEnd, JobState, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop, OnNodeLoss, RankFailure, RankHang,
+    RoundMember, RoundStopCause, next_step,
 };
 use rlaunch::rendezvous::lease::NodeLease;
 use std::collections::BTreeMap;
@@ -61,8 +61,9 @@ pub struct Sim {
     pub has_slept: bool,
     signalled: bool,
     last_write: u64,
-    /// The rounds in which its ranks exited successfully, and its failures.
+    /// The rounds in which its ranks exited successfully, those in which it reported that they hang, and its failures.
     pub well: Vec<u64>,
+    pub hung: Vec<u64>,
     pub failures: Vec<RankFailure>,
     pub whys: Vec<RoundStopCause>,
 }
@@ -91,6 +92,7 @@ impl Sim {
             signalled: false,
             last_write: 0,
             well: Vec::new(),
+            hung: Vec::new(),
             failures: Vec::new(),
             whys: Vec::new(),
         }
@@ -120,6 +122,7 @@ impl World<'_> {
         | Event::GivesUp { node, .. }
         | Event::RanksEnd { node, .. }
         | Event::PeerGone { node, .. }
+        | Event::HangFound { node, .. }
         | Event::RanksStopped { node, .. }
         | Event::Signalled { node, .. }
         | Event::LosesPatience { node, .. }) = &event
@@ -173,6 +176,7 @@ impl World<'_> {
             Event::PeerGone { node, run } => {
                 self.fails(node, run, RankFailure { lost_peer: true, ..RankFailure::default() })
             }
+            Event::HangFound { node, run } => self.hang_found(node, run),
             Event::RanksStopped { node, run } => self.ranks_stopped(node, run),
             Event::LosesPatience { node, contact } if self.nodes[node].here && self.nodes[node].ranks.is_none() => {
                 let sim = &self.nodes[node];
@@ -277,14 +281,32 @@ impl World<'_> {
         sim.ranks = Some(Ranks { round, stopping: false, failed: None, dead: false });
         let run = sim.run;
         self.hold(node, round);
-        self.stand(node, NodeStatus::Runs { round });
+        self.stand(node, NodeStatus::runs(round));
         self.at(self.now + lasts, Event::RanksEnd { node, run });
+        self.at(self.now + self.story.hang_after, Event::HangFound { node, run });
+    }
+
+    fn life(&self, node: usize, run: u32) -> Life {
+        let lives = &self.story.plans[node].lives;
+        lives[(run as usize - 1).min(lives.len() - 1)]
+    }
+
+    /// It reports that its ranks hang, or wait for those of others: also where these do not hang.
+    fn hang_found(&mut self, node: usize, run: u32) {
+        let is_stuck = matches!(self.life(node, run), Life::Hangs(_));
+        let sim = &mut self.nodes[node];
+        let Some(round) = sim.ranks.as_ref().filter(|ranks| sim.run == run && !ranks.stopping).map(|ranks| ranks.round)
+        else {
+            return;
+        };
+        let hang = if is_stuck { RankHang::Stuck { place: "rank 0 is in sleep".into() } } else { RankHang::Waits };
+        sim.hung.extend(is_stuck.then_some(round));
+        self.stand(node, NodeStatus::Runs { round, hang: Some(hang) });
     }
 
     fn ranks_end(&mut self, node: usize, run: u32) {
-        let lives = &self.story.plans[node].lives;
-        match lives[(run as usize - 1).min(lives.len() - 1)] {
-            Life::Fails(_) => return self.fails(node, run, RankFailure::default()),
+        match self.life(node, run) {
+            Life::Fails(_) | Life::Hangs(_) => return self.fails(node, run, RankFailure::default()),
             Life::CannotBegin => {
                 let no_restart = Some("a rank could not be started".into());
                 let failure = RankFailure { cannot_begin: true, no_restart, ..RankFailure::default() };

@@ -12,12 +12,14 @@ pub enum Life {
     Fails(u64),
     /// No rank can be started.
     CannotBegin,
+    /// Ranks hang from their start on, and fail after that time.
+    Hangs(u64),
 }
 
 impl Life {
     pub fn lasts(self) -> u64 {
         match self {
-            Self::Well(lasts) | Self::Fails(lasts) => lasts,
+            Self::Well(lasts) | Self::Fails(lasts) | Self::Hangs(lasts) => lasts,
             Self::CannotBegin => 0,
         }
     }
@@ -72,6 +74,8 @@ pub struct Story {
     pub net: Net,
     pub lease: u64,
     pub grace: u64,
+    /// How long after the start of its ranks a node reports that they hang, or wait for others.
+    pub hang_after: u64,
     pub plans: Vec<Plan>,
     pub happenings: Vec<(u64, Happening)>,
     /// The state that an earlier job of the name has left behind.
@@ -94,7 +98,17 @@ impl Story {
     /// Nothing is lost or late; all come at once.
     pub fn calm(rules: JobRules, lives: &[&[Life]]) -> Self {
         let plans = lives.iter().enumerate().map(|(number, lives)| plan(number, &rules, lives)).collect();
-        Self { seed: 1, rules, net: CALM, lease: 5_000, grace: 2_000, plans, happenings: Vec::new(), left: None }
+        Self {
+            seed: 1,
+            rules,
+            net: CALM,
+            lease: 5_000,
+            grace: 2_000,
+            hang_after: 600_000,
+            plans,
+            happenings: Vec::new(),
+            left: None,
+        }
     }
 
     pub fn with(mut self, at: u64, happening: Happening) -> Self {
@@ -144,6 +158,7 @@ impl Story {
         let lease = pick(&mut rng, &[2_000, 5_000, 10_000]);
         let grace = if is_tight { 0 } else { pick(&mut rng, &[0, 1_000, 8_000]) };
         let net = net(&mut rng, lease);
+        let hang_after = pick(&mut rng, &[500, 3_000, 10_000]);
         let count = (rules.max + rng.usize(0..3)).saturating_sub(usize::from(rng.u8(0..8) == 0)).max(1);
         let numbering = rng.u8(0..5);
         let mut plans: Vec<Plan> = (0..count).map(|number| random_plan(&mut rng, number, &rules, numbering)).collect();
@@ -178,7 +193,7 @@ impl Story {
             };
             happenings.push((at, what));
         }
-        Self { seed, rules, net, lease, grace, plans, happenings, left: None }
+        Self { seed, rules, net, lease, grace, hang_after, plans, happenings, left: None }
     }
 }
 
@@ -233,6 +248,7 @@ fn random_plan(rng: &mut Rng, number: usize, rules: &JobRules, numbering: u8) ->
         .map(|_| match rng.u8(0..16) {
             0 => Life::CannotBegin,
             1..5 => Life::Fails(rng.u64(0..20_000)),
+            5..7 => Life::Hangs(rng.u64(0..60_000)),
             _ => Life::Well(rng.u64(0..30_000)),
         })
         .collect();

@@ -52,7 +52,7 @@ fn running() -> NodeState {
     let mut node = NodeState::new("b");
     let members = ["a", "b"].map(|id| RoundMember { id: id.into(), info: NodeInfo::default() });
     node.note_state(&state(1, 1, JobPhase::Running), Some(&members));
-    node.status = NodeStatus::Runs { round: 1 };
+    node.status = NodeStatus::runs(1);
     node
 }
 
@@ -113,7 +113,7 @@ fn a_node_follows_the_phase_of_the_job() {
     for (phase, is_member, status, step) in [
         (JobPhase::Running, true, ready(1), NodeStep::Start { round: 2 }),
         (JobPhase::Running, true, ready(2), NodeStep::Wait),
-        (JobPhase::Running, true, NodeStatus::Runs { round: 2 }, NodeStep::Wait),
+        (JobPhase::Running, true, NodeStatus::runs(2), NodeStep::Wait),
         (JobPhase::Running, false, ready(1), report(2)),
         (JobPhase::Running, false, ready(2), NodeStep::Wait),
         (JobPhase::Running, true, done(1), report(1)),
@@ -142,7 +142,7 @@ fn a_refused_node_kills_its_ranks_before_it_goes() {
     let mut refuses = state(5, 2, JobPhase::Running);
     refuses.refused.insert("b".into(), "its rules are others".into());
     for (status, step) in [
-        (NodeStatus::Runs { round: 2 }, NodeStep::Kill { end: None }),
+        (NodeStatus::runs(2), NodeStep::Kill { end: None }),
         (NodeStatus::Ready { seen: 2 }, NodeStep::Refused("its rules are others".into())),
     ] {
         assert_eq!(next_step(&knows_round_2(status, true), &refuses), step);

@@ -83,6 +83,10 @@ pub enum Event {
         node: usize,
         run: u32,
     },
+    HangFound {
+        node: usize,
+        run: u32,
+    },
     RanksStopped {
         node: usize,
         run: u32,

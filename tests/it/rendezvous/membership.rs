@@ -1,8 +1,8 @@
 //! When the ranks of a node have to stop, and whether they are asked first: by what its rendezvous backend reports.
 
 use rlaunch::protocol::{
-    JobEnd, JobPhase, JobRules, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeStatus, OnNodeLoss, RoundMember,
-    RoundStopCause, member_list, record,
+    JobEnd, JobPhase, JobRules, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeStatus, OnNodeLoss, RankHang,
+    RoundMember, RoundStopCause, member_list, record,
 };
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::lease::NodeLease;
@@ -63,7 +63,7 @@ impl Job {
         job.lease.renewed(1, clock::boot());
         job.hear(BackendEvent::Joined { lease: 1 });
         job.state(1, JobPhase::Running);
-        job.membership.publish(NodeStatus::Runs { round: 1 });
+        job.membership.publish(NodeStatus::runs(1));
         assert_eq!(job.membership.round_stop(), None);
         job
     }
@@ -96,6 +96,7 @@ impl Job {
             phase,
             excluded: Default::default(),
             last_failed: None,
+            newcomers: Default::default(),
             held_failure: None,
             to_receive_end: Default::default(),
             refused: Default::default(),
@@ -208,4 +209,24 @@ fn a_node_that_waits_without_contact_forgets_when_it_joined() {
     let count = job.puts.lock().unwrap().len();
     job.hear(lost());
     assert_eq!(job.puts.lock().unwrap().len(), count);
+}
+
+#[test]
+fn a_hang_is_published_when_it_changes_and_the_ranks_keep_their_lease() {
+    let mut job = Job::new(OnNodeLoss::Regroup);
+    job.lease.enforce();
+    let before = job.puts.lock().unwrap().len();
+    for hang in [Some(RankHang::Waits), Some(RankHang::Waits), None, None] {
+        job.membership.report_hang(hang);
+    }
+    let statuses = || -> Vec<NodeStatus> {
+        let read = |text: &String| serde_json::from_str::<NodeRecord>(text).unwrap().status;
+        job.puts.lock().unwrap()[before..].iter().map(read).collect()
+    };
+    assert_eq!(statuses(), [NodeStatus::Runs { round: 1, hang: Some(RankHang::Waits) }, NodeStatus::runs(1)]);
+    assert_eq!(job.stop(), Some(("unreachable", true)), "its lease is the one that the launcher process has ended");
+    job.membership.publish(NodeStatus::Ready { seen: 1 });
+    job.membership.report_hang(Some(RankHang::Waits));
+    let last = job.puts.lock().unwrap().last().map(|text| serde_json::from_str::<NodeRecord>(text).unwrap().status);
+    assert_eq!(last, Some(NodeStatus::Ready { seen: 1 }), "no rank runs any more");
 }

@@ -1,4 +1,4 @@
-"""Nodes that harm an elastic job: one that cannot begin, one whose ranks fail again and again."""
+"""Nodes that harm an elastic job: one that cannot begin, one whose ranks fail again and again, or hang."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_jobs import PADDLE, TORCH, Backend, Job
+from elastic_jobs import PADDLE, STORE_LOST, TORCH, Backend, Job
 from hosts import Host, hosts
 from launching import until
 
@@ -20,6 +20,12 @@ NO_PYTHON = {PADDLE: "--no_python", TORCH: "--no-python"}
 SCRIPT = """
 if node == "1":
     sys.exit(7)
+live_until("finish")
+"""
+# Each rank waits for the others before its first step.
+WAITS = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
 live_until("finish")
 """
 
@@ -90,3 +96,31 @@ def test_a_newcomer_whose_ranks_fail_is_excluded_and_uses_up_no_restart(
         job.end_successfully(own)
         assert "is excluded from the job: its ranks failed 3 times in a row" in own.stderr()
         assert "restart(s) after failures so far" not in own.stderr().rpartition("excluded")[2]
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_newcomer_whose_ranks_hang_at_their_start_is_excluded(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend, "1:2") as job:
+        options = [*ELASTIC[module], *(["--frameworks=torch"] if module == PADDLE else [])]
+        short = {"module": module, "RLAUNCH_HANG_TIMEOUT": "1"}
+        own = job.node(0, *options, job.script(WAITS), **short)
+        job.await_files("life.0.0.0")
+        hangs = job.script("time.sleep(3600)", "hangs.py")
+        newcomer = job.node(1, *options, hangs, **short)
+        ended = newcomer.end()
+        assert ended.status == STORE_LOST, ended.stderr
+        why = f"its ranks hang at their start: rank 1 is in <module> ({tmp_path}/hangs.py:"
+        why = f"is excluded from the job: {why}"
+        assert f"it {why}" in ended.error_lines()[-1]
+        assert f"it {why}" in newcomer.result()["job_end"]
+        own.await_round(1, 3)
+        job.finish()
+        job.end_successfully(own)
+        assert why in own.stderr()
+        assert "restart(s) after failures so far" not in own.stderr()
+        stopped = own.events("round_ended")[1]["why"]
+        assert stopped.startswith("the ranks of node 1 (")
+        assert ") hang at their start: rank 1 is in <module> (" in stopped
+        assert job.check_one_world() == {1: 1, 2: 2, 3: 1}

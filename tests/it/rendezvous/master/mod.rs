@@ -89,7 +89,7 @@ impl Node {
             self.news.push(news);
             let Some(state) = &self.state else { continue };
             match next_step(&self.node_state, state) {
-                NodeStep::Start { round } => self.stand(NodeStatus::Runs { round }),
+                NodeStep::Start { round } => self.stand(NodeStatus::runs(round)),
                 NodeStep::ReportReady { seen } => self.stand(NodeStatus::Ready { seen }),
                 NodeStep::Stop { .. } | NodeStep::Kill { .. } => {
                     self.stand(NodeStatus::Ready { seen: state.round });
