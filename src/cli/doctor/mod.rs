@@ -3,22 +3,29 @@
 mod checks;
 mod facts;
 mod finding;
-mod gather;
+pub(super) mod gather;
 mod output;
 
 use crate::cli::common::startup::print_output;
 use finding::Level;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The interpreter that runs the command.
+/// The interpreter that runs a command.
 #[derive(Clone, Debug, Default)]
 pub struct Interpreter {
     /// `sys.executable`.
-    pub executable: String,
+    pub executable: OsString,
     /// `3.13.1`.
     pub version: String,
     /// `sys.path`.
     pub path: Vec<PathBuf>,
+}
+
+impl From<(OsString, String, Vec<PathBuf>)> for Interpreter {
+    fn from((executable, version, path): (OsString, String, Vec<PathBuf>)) -> Self {
+        Self { executable, version, path }
+    }
 }
 
 /// The options of the command.
@@ -35,7 +42,7 @@ pub(super) struct DoctorOptions<'a> {
 /// Checks this machine and prints the findings. Whether there is no error.
 pub(super) fn run(options: DoctorOptions<'_>, interpreter: Interpreter) -> bool {
     let Interpreter { executable, version, path } = interpreter;
-    let python = gather::python::look(executable, version, path);
+    let python = gather::python::look(executable.display().to_string(), version, path);
     let findings = checks::findings(&gather::facts(options.log_dir, options.master, python));
     print_output(&match options.json {
         true => format!("{:#}\n", output::json(&findings)),
