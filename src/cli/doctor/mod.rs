@@ -1,9 +1,11 @@
-//! `rlaunch doctor`: checks this machine before a job. `gather` collects facts, `checks` judges them, `output` shows what was found.
+//! `rlaunch doctor`: checks this machine before a job. `gather` collects facts, `checks` judges them, `nodes` compares
+//! this machine with others, `output` shows what was found.
 
 mod checks;
 mod facts;
 mod finding;
 pub(super) mod gather;
+mod nodes;
 mod output;
 
 use crate::cli::common::startup::print_output;
@@ -35,15 +37,21 @@ pub(super) struct DoctorOptions<'a> {
     pub log_dir: Option<&'a Path>,
     /// Where nodes find each other, beside what the variables say.
     pub master: Option<&'a str>,
+    /// How many nodes run the command at once.
+    pub nodes: Option<u32>,
     /// Print JSON.
     pub json: bool,
 }
 
 /// Checks this machine and prints the findings. Whether there is no error.
 pub(super) fn run(options: DoctorOptions<'_>, interpreter: Interpreter) -> bool {
-    let Interpreter { executable, version, path } = interpreter;
+    let Interpreter { executable, version, path } = interpreter.clone();
     let python = gather::python::look(executable.display().to_string(), version, path);
-    let findings = checks::findings(&gather::facts(options.log_dir, options.master, python));
+    let facts = gather::facts(options.log_dir, options.master, python);
+    let mut findings = checks::findings(&facts);
+    if let (Some(count), Some(master)) = (options.nodes, options.master) {
+        findings.extend(nodes::check((count as usize, master), &facts.vars, &interpreter));
+    }
     print_output(&match options.json {
         true => format!("{:#}\n", output::json(&findings)),
         false => output::text(&findings),

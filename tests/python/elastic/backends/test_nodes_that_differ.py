@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from elastic_jobs import BACKENDS, NOT_MET, PADDLE, PADDLES, TORCH, USAGE, AtMaster, Backend, Job, joining
+from launching import environment
 from multi_host import MultiHost
 
 NO_INPUT = 66
@@ -131,3 +133,54 @@ def test_nodes_of_paddles_launcher_compare_nothing(tmp_path: Path, made: MultiHo
         assert end.status == NOT_MET, end.stderr
         (line,) = end.error_lines()
         assert "is Paddle's, which compares nothing; start that node with rlaunch" in line
+
+
+def doctors(
+    made: MultiHost, backend: Backend, folders: list[Path]
+) -> list[tuple[int, dict[str, list[dict[str, str]]]]]:
+    """Runs the command on each host, and returns the exit statuses and the findings by check."""
+    (master,) = (
+        word.partition("=")[2] for word in backend(made.on[0]).paddle() if word.startswith("--master")
+    )
+    command = [sys.executable, "-m", "rlaunch.control", "doctor", "--nodes=2", f"--master={master}", "--json"]
+    processes = [
+        host.run(command, cwd=folder, env=environment(), stdout=subprocess.PIPE)
+        for host, folder in zip(made.on, folders, strict=True)
+    ]
+    results = []
+    for process in processes:
+        out, _ = process.communicate()
+        checks: dict[str, list[dict[str, str]]] = {}
+        for finding in json.loads(out)["findings"]:
+            checks.setdefault(finding["check"], []).append(finding)
+        results.append((process.returncode, checks))
+    return results
+
+
+def test_doctors_on_all_nodes_compare_them(tmp_path: Path, made: MultiHost, backend: Backend) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    commits = {repository(folder, folder.name) for folder in folders}
+    for _, checks in doctors(made, backend, folders):
+        (nodes,), (difference,), (connections,) = (
+            checks[name] for name in ("nodes", "differences", "connections")
+        )
+        assert nodes["level"] == "ok"
+        assert nodes["text"].startswith("2 are here, and this is node "), nodes
+        assert difference["level"] == "warning"
+        assert set(re.findall(r"(\w{12}) on \S+ \(node \d\)", difference["text"])) == commits, difference
+        assert connections["text"] == "1 other node(s) can be reached from here"
+    for _, checks in doctors(made, backend, folders[:1] * 2):
+        assert [finding["level"] for finding in checks["differences"]] == ["ok"], checks
+
+
+def test_a_doctor_whose_master_is_a_jobs_is_refused(tmp_path: Path, made: MultiHost) -> None:
+    with Job(tmp_path, made.on, AtMaster) as job:
+        zero = job.node(0, job.script(RUN))
+        zero.await_message("1 of 2 nodes are here|waiting for other nodes")
+        assert isinstance(job.backend, AtMaster)
+        master = f"--master={job.backend.host}:{job.backend.port}"
+        end = job.run(1, [sys.executable, "-m", "rlaunch.control", "doctor", "--nodes=2", master]).end()
+        assert end.status == 1, end.stderr
+        for words in (b"error    rendezvous: ", b"rlaunch-doctor"):
+            assert words in end.stdout, end.stdout
+        job.end_successfully(zero, job.node(1, "train.py"))
