@@ -5,6 +5,7 @@ pub mod cpuset;
 pub mod endpoint;
 pub mod env_delta;
 pub mod exit;
+pub mod fingerprint;
 pub mod plain_text;
 pub mod role;
 

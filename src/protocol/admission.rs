@@ -1,5 +1,6 @@
 //! Which nodes cannot take part, and why.
 
+use crate::model::fingerprint;
 use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeOrder, NodeRecord, NodeStatus};
 use std::collections::BTreeMap;
 
@@ -32,7 +33,10 @@ pub fn find_unfit<'a>(
         } else if info.is_paddle_launcher {
             difference_from_paddle(info, first)
         } else {
-            info.rules.difference(rules)
+            info.rules.difference(rules).or_else(|| {
+                let [own, first] = [info, first].map(|info| (info.host.as_str(), &info.fingerprint));
+                fingerprint::required_difference(&rules.require_same, own, first)
+            })
         };
         let why = why.or_else(|| match info.rank {
             Some(rank) if rank >= rules.max => {
@@ -78,6 +82,10 @@ fn difference_from_paddle(info: &NodeInfo, first: &NodeInfo) -> Option<String> {
         let why = "--sort_ip: Paddle's launcher does not order nodes with parameter servers by address; leave it out";
         return Some(why.to_owned());
     }
+    if !first.rules.require_same.is_empty() {
+        let why = "--require_same: Paddle's launcher does not send what would be compared; leave it out";
+        return Some(why.to_owned());
+    }
     // If only some nodes have numbers, Paddle's launcher computes another order than rlaunch.
     (info.rank.is_some() != first.rank.is_some()).then(|| "--rank: give it to all nodes or to none".to_owned())
 }
@@ -92,6 +100,12 @@ pub fn version_warning<'a>(members: impl Iterator<Item = &'a NodeInfo>) -> Optio
     (all.len() > 1).then(|| format!("the launchers have different versions: {}", all.join(", ")))
 }
 
+/// One line for each field of their fingerprints in which nodes differ.
+pub fn fingerprint_warnings<'a>(members: impl Iterator<Item = &'a NodeInfo>) -> Vec<String> {
+    let nodes: Vec<_> = members.map(|info| (info.host.as_str(), &info.fingerprint)).collect();
+    fingerprint::differences(&nodes)
+}
+
 impl JobRules {
     /// The first difference from the job's rules, for people.
     pub fn difference(&self, job: &JobRules) -> Option<String> {
@@ -102,11 +116,16 @@ impl JobRules {
         let restarts = |rules: &JobRules| rules.restarts.to_string();
         let spares =
             |rules: &JobRules| rules.spares.map_or_else(|| "any number".to_owned(), |spares| spares.to_string());
+        let same = |rules: &JobRules| match rules.require_same.as_str() {
+            "" => "nothing".to_owned(),
+            words => words.to_owned(),
+        };
         let seconds = |ms: u64| format!("{} s", ms as f64 / 1000.0);
         let pairs = [
             ("the front end", self.frontend.clone(), job.frontend.clone()),
             ("--nnodes", nodes(self), nodes(job)),
             ("--spares", spares(self), spares(job)),
+            ("--require_same", same(self), same(job)),
             ("restarts", restarts(self), restarts(job)),
             ("the action after a failure", format!("{:?}", self.on_failure), format!("{:?}", job.on_failure)),
             ("the action after a loss", format!("{:?}", self.on_loss), format!("{:?}", job.on_loss)),
@@ -233,6 +252,28 @@ mod tests {
     }
 
     #[test]
+    fn nodes_that_differ_from_the_first_in_what_has_to_be_the_same_are_refused() {
+        let node = |host: &str, git: &str, require_same: &str| {
+            let rules = JobRules { max: 9, require_same: require_same.into(), ..JobRules::default() };
+            let fingerprint = [("git".to_owned(), git.to_owned())].into();
+            let info = NodeInfo { host: host.into(), fingerprint, rules, ..NodeInfo::default() };
+            NodeRecord { format: FORMAT, info, status: NodeStatus::Ready { seen: 0 } }
+        };
+        for (require_same, refused) in [("", vec![]), ("python", vec![]), ("git", vec!["b"]), ("python,git", vec!["b"])]
+        {
+            let [a, b, c] = [("a", "1"), ("b", "2"), ("c", "1")].map(|(host, git)| node(host, git, require_same));
+            let nodes = [("a", &a), ("b", &b), ("c", &c)];
+            let unfit = find_unfit(nodes.into_iter(), &a.info);
+            assert_eq!(unfit.keys().collect::<Vec<_>>(), refused, "{require_same}");
+            assert!(unfit.values().all(|why| why.contains("git commit is 2 on b and 1 on a, the first node;")));
+        }
+        let [a, mut paddle] = ["git", ""].map(|require_same| node("a", "1", require_same));
+        paddle.info.is_paddle_launcher = true;
+        let unfit = find_unfit([("a", &a), ("p", &paddle)].into_iter(), &a.info);
+        assert!(unfit.get("p").is_some_and(|why| why.starts_with("--require_same: Paddle's launcher")), "{unfit:?}");
+    }
+
+    #[test]
     fn only_launchers_of_different_versions_are_warned_of() {
         let node = |version: &str, host: &str, is_paddle_launcher| NodeInfo {
             version: version.into(),
@@ -270,6 +311,10 @@ mod tests {
             (|rules| rules.max = 3, "--nnodes: it was started with 2:3, the job with 2;"),
             (|rules| (rules.min, rules.max) = (3, 3), "--nnodes: it was started with 3, the job with 2;"),
             (|rules| rules.spares = Some(1), "--spares: it was started with 1, the job with any number;"),
+            (
+                |rules| rules.require_same = "git".into(),
+                "--require_same: it was started with git, the job with nothing;",
+            ),
             (|rules| rules.restarts = 1, "restarts: it was started with 1, the job with 0;"),
             (
                 |rules| rules.on_failure = OnFailure::Hold,

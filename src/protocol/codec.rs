@@ -1,6 +1,6 @@
 //! The coordinator behind the trait of backends: JSON in, JSON out.
 
-use crate::model::Endpoint;
+use crate::model::{Endpoint, fingerprint};
 use crate::protocol::coordinator::Coordinator;
 use crate::protocol::coordinator_logic::{CoordinatorLogic, Departure, Publication};
 use crate::protocol::member_list;
@@ -64,16 +64,19 @@ impl CoordinatorLogic for Coordinator {
 
 /// Failures are not truncated: their nodes recognize them by their texts, and a state contains one at most.
 fn truncate_texts(
-    NodeInfo { name, host, address, address_from, device, master, version, role, rules, more, .. }: &mut NodeInfo,
+    NodeInfo { name, host, address, address_from, device, master, version, role, rules, more, fingerprint, .. }: &mut NodeInfo,
 ) {
     let truncate = |text: &mut String, length| {
         if let Some((end, _)) = text.char_indices().nth(length) {
             text.truncate(end);
         }
     };
-    for text in [name, host, address, address_from, device, master, version, role, &mut rules.frontend] {
+    for text in [name, host, address, address_from, device, master, version, role] {
         truncate(text, MAX_TEXT);
     }
+    fingerprint.retain(|name, _| fingerprint::is_field(name));
+    let of_rules = [&mut rules.frontend, &mut rules.require_same];
+    of_rules.into_iter().chain(fingerprint.values_mut()).for_each(|text| truncate(text, MAX_TEXT));
     while more.len() > MAX_MORE {
         more.pop_last();
     }
@@ -291,15 +294,18 @@ mod tests {
             master: text(),
             version: text(),
             role: text(),
-            rules: JobRules { frontend: text(), ..JobRules::default() },
+            rules: JobRules { frontend: text(), require_same: text(), ..JobRules::default() },
+            fingerprint: [("git".to_owned(), text()), (text(), text())].into(),
             more: (0..10).map(|key| (format!("{key}"), long(4 * MAX_TEXT + 1))).collect(),
             ..NodeInfo::default()
         };
         truncate_texts(&mut info);
         let NodeInfo { name, host, address, address_from, device, master, version, role, rules, more, .. } = &info;
-        for text in [name, host, address, address_from, device, master, version, role, &rules.frontend] {
+        for text in [name, host, address, address_from, device, master, version, role] {
             assert_eq!(*text, long(MAX_TEXT));
         }
+        assert_eq!([&rules.frontend, &rules.require_same], [&long(MAX_TEXT); 2]);
+        assert_eq!(info.fingerprint, [("git".to_owned(), long(MAX_TEXT))].into(), "fields that are known");
         assert_eq!(more.keys().cloned().collect::<String>(), "01234567", "the first {MAX_MORE} stay");
         assert!(more.values().all(|text| *text == long(4 * MAX_TEXT)));
         let cut = info.clone();

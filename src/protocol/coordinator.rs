@@ -341,8 +341,9 @@ impl Coordinator {
         if enough && !runs && now >= ranks_gone_at {
             let before: Vec<String> = self.members.iter().map(|member| member.id.clone()).collect();
             let ids = order::order_round(&ready, rules.max, &before);
-            let versions = ids.iter().map(|id| &self.nodes[*id].record.info);
-            let warning = admission::version_warning(versions);
+            let infos = || ids.iter().map(|id| &self.nodes[*id].record.info);
+            let mut warnings = Vec::from_iter(admission::version_warning(infos()));
+            warnings.extend(admission::fingerprint_warnings(infos()));
             self.members = RoundMember::list(ids.into_iter().map(|id| (id, &self.nodes[id].record.info)));
             self.note_newcomers(&before);
             for member in &self.members {
@@ -355,7 +356,7 @@ impl Coordinator {
             let readings: Vec<(&str, ClockReading)> =
                 self.of_members().filter_map(|node| Some((node.record.info.host.as_str(), node.clock?))).collect();
             self.state.warnings = clocks::offset_warnings(&readings);
-            self.state.warnings.extend(warning);
+            self.state.warnings.append(&mut warnings);
             self.state.warnings.append(&mut self.newly_excluded);
             self.round_began = now;
             self.sends_members = true;

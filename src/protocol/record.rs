@@ -1,6 +1,7 @@
 //! A node's record: the document in which the node says what it offers and where it stands. Only the node writes it.
 
 use crate::model::exit::START_FAILED;
+use crate::model::fingerprint::Fingerprint;
 use crate::model::{Exit, ProcessLabel, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -55,6 +56,9 @@ pub struct NodeInfo {
     pub rules: JobRules,
     /// The version of its launcher.
     pub version: String,
+    /// Versions of what its ranks run.
+    #[serde(skip_serializing_if = "Fingerprint::is_empty")]
+    pub fingerprint: Fingerprint,
     /// The time of its clock when it joined, in milliseconds since 1970; 0 in its later records.
     pub clock_ms: u64,
     /// Whether it serves the master: the job ends when it leaves.
@@ -139,6 +143,9 @@ pub struct JobRules {
     /// How many nodes beyond the most wait to replace one that is lost. Further ones are refused. `None`: any number waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spares: Option<usize>,
+    /// The words of `--require_same`, separated by commas: nodes that differ from the first in these are refused.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub require_same: String,
     /// The order of nodes without numbers.
     pub order: NodeOrder,
 }

@@ -220,6 +220,7 @@ mod tests {
             device: "gpu".into(),
             rules: JobRules { max: 2, ..JobRules::default() },
             version: "1.0".into(),
+            fingerprint: BTreeMap::from([("git".to_owned(), "1".to_owned())]),
             clock_ms: 9,
             ..listed(number, is_paddle_launcher)
         }

@@ -100,11 +100,11 @@ mod lib {
         }
     }
 
-    /// Runs `python -m rlaunch` with these arguments (without the program name) and returns its exit status. `python`:
-    /// the interpreter for the ranks; `record`: the write end of `rlaunch.launch`'s status pipe, or -1.
+    /// Runs `python -m rlaunch` with these arguments (without the program name) and returns its exit status. `interpreter`: path,
+    /// version and module search path of the one for the ranks; `record`: the write end of `rlaunch.launch`'s status pipe, or -1.
     #[pyfunction]
-    fn main(py: Python<'_>, args: Vec<OsString>, python: OsString, record: i32) -> i32 {
-        py.detach(|| frontend::main(&args, &python, record))
+    fn main(py: Python<'_>, args: Vec<OsString>, interpreter: (OsString, String, Vec<PathBuf>), record: i32) -> i32 {
+        py.detach(|| frontend::main(&args, &Interpreter::from(interpreter), record))
     }
 
     /// The names of the command line's options and of their aliases, whether each is a flag, and the name that replaces it if
@@ -125,12 +125,11 @@ mod lib {
     fn control_main(
         py: Python<'_>,
         args: Vec<OsString>,
-        executable: Option<PathBuf>,
+        executable: Option<OsString>,
         version: String,
         path: Vec<PathBuf>,
     ) -> i32 {
-        let executable =
-            executable.map_or_else(|| "an embedded interpreter".to_owned(), |path| path.display().to_string());
+        let executable = executable.unwrap_or_else(|| "an embedded interpreter".into());
         py.detach(|| control::main(&args, Interpreter { executable, version, path }))
     }
 

@@ -1,6 +1,7 @@
 //! The native part of `rlaunch.run`, torchrun's command line.
 
 use super::texts;
+use crate::cli::doctor::Interpreter;
 use crate::cli::torchrun::frontend;
 use crate::cli::torchrun::parse;
 use crate::spec::options::{Opt, OptKind};
@@ -12,12 +13,19 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
-/// Runs `python -m rlaunch.run` with these arguments (without the program name) and returns its exit status. `python`,
+/// Runs `python -m rlaunch.run` with these arguments (without the program name) and returns its exit status. `interpreter`,
 /// `record`: as in `main`; `from_pet`: whether PET_ variables supply options that the arguments leave out.
 #[pyfunction]
-pub fn run_main(py: Python<'_>, args: Vec<OsString>, python: OsString, record: i32, from_pet: bool) -> i32 {
-    py.detach(|| frontend::main(&args, &python, record, from_pet))
+pub fn run_main(
+    py: Python<'_>,
+    args: Vec<OsString>,
+    interpreter: (OsString, String, Vec<PathBuf>),
+    record: i32,
+    from_pet: bool,
+) -> i32 {
+    py.detach(|| frontend::main(&args, &Interpreter::from(interpreter), record, from_pet))
 }
 
 /// The options, for an argparse parser: `name`, `old_name` (deprecated, or None), `short`, `attribute`, `kind` (text, int,

@@ -1,7 +1,7 @@
 //! The rendezvous of nodes that no list names: at etcd, or at a master that one of the nodes serves.
 //! Contract: `paddle.distributed.launch`. `torchrun::rendezvous` reads torchrun's options for the same.
 
-use crate::model::Endpoint;
+use crate::model::{Endpoint, fingerprint};
 use crate::spec::error::SpecError;
 use crate::spec::options::OptValues;
 use std::fmt;
@@ -100,6 +100,8 @@ pub struct RendezvousSpec {
     pub node_failure_limit: u32,
     /// How many nodes beyond the maximum wait to replace a lost one; `None`: any number.
     pub spares: Option<usize>,
+    /// What has to be the same on all nodes: words of `model::fingerprint`, separated by commas.
+    pub require_same: String,
     /// Whether nodes without a number are ordered by address.
     pub sort_ip: bool,
     /// The time without a heartbeat after which a node is considered lost.
@@ -203,6 +205,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         min_round_time: min_round_time(values, "min_round_time")?,
         node_failure_limit: node_failure_limit(values, "node_failure_limit")?,
         spares: spares(values, level == ElasticLevel::Off && min == max, "--elastic_level 1, or --nnodes MIN:MAX")?,
+        require_same: require_same(values, "require_same")?,
         sort_ip: values.bool("sort_ip")?.unwrap_or(false),
         heartbeat_timeout: heartbeat_timeout(values)?,
         etcd_loss_timeout: values.seconds("etcd_loss_timeout")?.map(Duration::from_secs_f64),
@@ -296,6 +299,24 @@ pub fn spares(values: &OptValues, ends_by_loss: bool, instead: &str) -> Result<O
         return Err(values.error("spares", why, &format!("give {instead}, or leave it out")));
     }
     Ok(Some(number))
+}
+
+/// Reads what has to be the same on all nodes: words of `model::fingerprint`, each once.
+pub fn require_same(values: &OptValues, name: &str) -> Result<String, SpecError> {
+    let asked: Vec<&str> = values.given(name).unwrap_or("").split(',').map(str::trim).collect();
+    if asked.iter().any(|word| !word.is_empty() && !fingerprint::WORDS.contains(word)) {
+        let hint = "give python, framework, git or driver, several separated by commas";
+        return Err(values.error(name, "is not what nodes compare", hint));
+    }
+    Ok(fingerprint::WORDS.into_iter().filter(|word| asked.contains(word)).collect::<Vec<_>>().join(","))
+}
+
+/// Refuses `--require_same` (here `name`) in a job whose nodes do not exchange what they would compare.
+pub fn check_nothing_required(values: &OptValues, name: &str, instead: &str) -> Result<(), SpecError> {
+    if require_same(values, name)?.is_empty() {
+        return Ok(());
+    }
+    Err(values.error(name, "compares nothing here: the nodes of this job do not rendezvous with rlaunch", instead))
 }
 
 /// Refuses a node other than the first without `--master`: each node would serve a master of its own.

@@ -19,7 +19,14 @@ import os, importlib.util as util
 spec = util.spec_from_file_location('rlaunch._lib', {module!r})
 module = util.module_from_spec(spec)
 spec.loader.exec_module(module)
-os._exit(module.{function}(sys.argv[1:], sys.executable, *{rest!r}))"""
+os._exit(module.{function}(sys.argv[1:], {interpreter!r}, *{rest!r}))"""
+
+
+def describe_interpreter() -> tuple[str, str, list[str]]:
+    """Returns the path, the version and the module search path of this interpreter."""
+    # Programs may put other objects there.
+    path = [part for part in sys.path if isinstance(part, str)]
+    return sys.executable, sys.version.split(maxsplit=1)[0], path
 
 
 def run_launcher_function(function: str, *rest: object) -> NoReturn:
@@ -35,9 +42,12 @@ def run_launcher_function(function: str, *rest: object) -> NoReturn:
             _run_beside_debugger("rlaunch" if function == "main" else "rlaunch.run")
         sys.stdout.flush()
         sys.stderr.flush()
-        code = _CODE.format(module=_lib.__file__, function=function, rest=rest)
+        # Without site, the path of the other interpreter is not that of the ranks.
+        code = _CODE.format(
+            module=_lib.__file__, function=function, interpreter=describe_interpreter(), rest=rest
+        )
         os.execv(sys.executable, [sys.executable, "-S", "-c", code, *sys.argv[1:]])
-    status = getattr(_lib, function)(sys.argv[1:], sys.executable, *rest)
+    status = getattr(_lib, function)(sys.argv[1:], describe_interpreter(), *rest)
     # Nothing is left to flush, and finalizing the interpreter takes longer than everything before.
     os._exit(status)
 

@@ -26,10 +26,9 @@ def command() -> NoReturn:
     # Ctrl-C and a reader that has gone end it, as they end other commands.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    version = sys.version.split(maxsplit=1)[0]
-    # Programs may put other objects there.
-    path = [part for part in sys.path if isinstance(part, str)]
-    sys.exit(_lib.control_main(sys.argv[1:], sys.executable, version, path))
+    from .._launch.single_thread import describe_interpreter
+
+    sys.exit(_lib.control_main(sys.argv[1:], *describe_interpreter()))
 
 
 def _launch(kind: str) -> NoReturn:

@@ -4,7 +4,8 @@ use crate::cli::common::command_line::CommandLineError;
 use crate::cli::{paddle, torchrun};
 use crate::model::exit::signal_number;
 use crate::report::wording;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use crate::spec::rendezvous::MAX_NODES;
+use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
 use clap_complete::Shell;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -166,6 +167,10 @@ pub(super) enum Command {
         /// The job's --master or --rdzv-endpoint, in addition to PADDLE_MASTER, PET_RDZV_ENDPOINT and MASTER_ADDR
         #[arg(long, value_name = "HOST:PORT")]
         master: Option<String>,
+        /// Number of nodes that run this command at once: they rendezvous at --master, as a job would, name differences between
+        /// them, and try whether they can connect to each other
+        #[arg(long, alias = "nnodes", value_name = "N", requires = "master", value_parser = value_parser!(u32).range(2..=MAX_NODES as i64))]
+        nodes: Option<u32>,
         /// Print JSON
         #[arg(long)]
         json: bool,

@@ -70,8 +70,8 @@ pub fn main(args: &[OsString], interpreter: Interpreter) -> i32 {
         }
     };
     let command = match request.command {
-        Command::Doctor { log_dir, master, json } => {
-            let options = DoctorOptions { log_dir: log_dir.as_deref(), master: master.as_deref(), json };
+        Command::Doctor { log_dir, master, nodes, json } => {
+            let options = DoctorOptions { log_dir: log_dir.as_deref(), master: master.as_deref(), nodes, json };
             return if doctor::run(options, interpreter) { exit_code::OK } else { FAILED };
         }
         command => command,

@@ -143,7 +143,7 @@ pub(super) struct GpuState {
 
 /// The interpreter, and the packages that it finds.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PythonFacts {
+pub(in crate::cli) struct PythonFacts {
     pub executable: String,
     pub version: String,
     /// In the order of `sys.path`.
@@ -152,9 +152,22 @@ pub(super) struct PythonFacts {
     pub hangs: Option<PathBuf>,
 }
 
+impl PythonFacts {
+    /// Packages that Python imports: of each name the first.
+    pub(in crate::cli) fn imported(&self) -> Vec<&Package> {
+        let mut first: Vec<&Package> = Vec::new();
+        for package in &self.packages {
+            if !first.iter().any(|known| known.name == package.name) {
+                first.push(package);
+            }
+        }
+        first
+    }
+}
+
 /// An installed package, by the name of its `.dist-info` folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Package {
+pub(in crate::cli) struct Package {
     /// In the form of PyPI: `paddlepaddle-gpu`.
     pub name: String,
     pub version: String,

@@ -1,24 +1,33 @@
-//! `rlaunch doctor`: checks this machine before a job. `gather` collects facts, `checks` judges them, `output` shows what was found.
+//! `rlaunch doctor`: checks this machine before a job. `gather` collects facts, `checks` judges them, `nodes` compares
+//! this machine with others, `output` shows what was found.
 
 mod checks;
 mod facts;
 mod finding;
-mod gather;
+pub(super) mod gather;
+mod nodes;
 mod output;
 
 use crate::cli::common::startup::print_output;
 use finding::Level;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The interpreter that runs the command.
+/// The interpreter that runs a command.
 #[derive(Clone, Debug, Default)]
 pub struct Interpreter {
     /// `sys.executable`.
-    pub executable: String,
+    pub executable: OsString,
     /// `3.13.1`.
     pub version: String,
     /// `sys.path`.
     pub path: Vec<PathBuf>,
+}
+
+impl From<(OsString, String, Vec<PathBuf>)> for Interpreter {
+    fn from((executable, version, path): (OsString, String, Vec<PathBuf>)) -> Self {
+        Self { executable, version, path }
+    }
 }
 
 /// The options of the command.
@@ -28,15 +37,21 @@ pub(super) struct DoctorOptions<'a> {
     pub log_dir: Option<&'a Path>,
     /// Where nodes find each other, beside what the variables say.
     pub master: Option<&'a str>,
+    /// How many nodes run the command at once.
+    pub nodes: Option<u32>,
     /// Print JSON.
     pub json: bool,
 }
 
 /// Checks this machine and prints the findings. Whether there is no error.
 pub(super) fn run(options: DoctorOptions<'_>, interpreter: Interpreter) -> bool {
-    let Interpreter { executable, version, path } = interpreter;
-    let python = gather::python::look(executable, version, path);
-    let findings = checks::findings(&gather::facts(options.log_dir, options.master, python));
+    let Interpreter { executable, version, path } = interpreter.clone();
+    let python = gather::python::look(executable.display().to_string(), version, path);
+    let facts = gather::facts(options.log_dir, options.master, python);
+    let mut findings = checks::findings(&facts);
+    if let (Some(count), Some(master)) = (options.nodes, options.master) {
+        findings.extend(nodes::check((count as usize, master), &facts.vars, &interpreter));
+    }
     print_output(&match options.json {
         true => format!("{:#}\n", output::json(&findings)),
         false => output::text(&findings),

@@ -4,6 +4,7 @@ use crate::cli::common::error::CliError;
 use crate::cli::common::message::{self, print_notice};
 use crate::cli::elastic::advertise;
 use crate::cli::elastic::error::RendezvousError;
+use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend};
 use crate::model::Endpoint;
 use crate::model::plain_text::{escape, escape_document};
@@ -68,6 +69,7 @@ pub fn rules(rendezvous: &RendezvousSpec) -> JobRules {
         min_round_ms: millis(rendezvous.min_round_time),
         node_failure_limit: rendezvous.node_failure_limit,
         spares: rendezvous.spares,
+        require_same: rendezvous.require_same.clone(),
         lease_ms: millis(lease),
         order: if sort_ip { NodeOrder::Address } else { NodeOrder::Name },
         ..JobRules::default()
@@ -78,10 +80,14 @@ pub fn rules(rendezvous: &RendezvousSpec) -> JobRules {
 pub fn join(
     rendezvous: &RendezvousSpec,
     mut node: NodeInfo,
+    fingerprint: &FingerprintSource<'_>,
     command: &str,
     lease: &Arc<NodeLease>,
     may_continue: CancelCheck<'_>,
 ) -> Result<JoinedBackend, CliError> {
+    if rendezvous.nodes.1 > 1 {
+        node.fingerprint = fingerprint.read(&node.rules.require_same).map_err(CliError::Preflight)?;
+    }
     let NodeInfo { address, address_from, .. } = &node;
     info!("this node's address is {address}: {address_from}");
     let drawn = with_drawn_secret(rendezvous)?;
@@ -409,6 +415,9 @@ fn join_paddle_master(
 ) -> Result<JoinedBackend, CliError> {
     if !PADDLE_FRONTENDS.contains(&node.rules.frontend.as_str()) {
         return Err(RendezvousError::PaddleMaster { at: endpoint.clone() }.into());
+    }
+    if !rendezvous.require_same.is_empty() {
+        return Err(RendezvousError::PaddleMasterComparesNothing { at: endpoint.clone() }.into());
     }
     if rendezvous.sort_ip && node.servers > 0 {
         return Err(RendezvousError::PaddleMasterSortsNoServers { at: endpoint.clone() }.into());

@@ -125,6 +125,14 @@ pub enum RendezvousError {
         /// The master.
         at: Endpoint,
     },
+    /// The master is Paddle's, which does not compare what has to be the same on all nodes.
+    #[error(
+        "--require_same: the master at {at} is Paddle's, which compares nothing; start that node with rlaunch, or leave it out"
+    )]
+    PaddleMasterComparesNothing {
+        /// The master.
+        at: Endpoint,
+    },
     /// The master is Paddle's, and this job has a secret.
     #[error(
         "{at}: what serves there speaks Paddle's protocol, which cannot prove the job's secret; start that node with rlaunch, \

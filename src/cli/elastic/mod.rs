@@ -3,6 +3,7 @@
 pub mod advertise;
 pub mod backend;
 pub mod error;
+pub mod fingerprint;
 pub mod outcome_text;
 pub mod participants;
 pub mod round_frontend;

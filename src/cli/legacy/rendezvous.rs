@@ -4,6 +4,7 @@ use crate::cli::common::error::{CliError, system};
 use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::error::RendezvousError;
+use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::node::build_failure_report::ReportContext;
 use crate::cli::node::frontend::{Frontend, NodeEnd};
@@ -60,6 +61,8 @@ pub struct LegacyRendezvous<'a> {
     pub advertised: AdvertisedAddress,
     /// This machine's host name.
     pub host: String,
+    /// What its fingerprint is read from.
+    pub fingerprint: FingerprintSource<'a>,
 }
 
 /// The job's options with this address for this node.
@@ -167,7 +170,7 @@ impl RoundFrontend for LegacyRendezvous<'_> {
     fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
         let (min, max) = self.elastic.rendezvous.nodes;
         info!("start job with ElasticLevel.{}", if min == max { "FAULT_TOLERANCE" } else { "ELASTIC" });
-        backend::join(&self.elastic.rendezvous, self.node_info(), "", lease, may_continue)
+        backend::join(&self.elastic.rendezvous, self.node_info(), &self.fingerprint, "", lease, may_continue)
     }
 
     fn prepare(&self, round: &Round<'_>, may_continue: &mut dyn FnMut() -> bool) -> Result<(), CliError> {

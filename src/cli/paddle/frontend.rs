@@ -5,7 +5,9 @@ use crate::cli::common::error::{CliError, system};
 use crate::cli::common::startup::{self, LauncherEnv, print_output, run_launcher};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{dry_run, exit_code, message};
+use crate::cli::doctor::Interpreter;
 use crate::cli::elastic::advertise;
+use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::legacy::prepare;
 use crate::cli::legacy::rendezvous;
 use crate::cli::legacy::rendezvous::{LegacyElasticFrontend, LegacyRendezvous};
@@ -56,7 +58,7 @@ use crate::sys::process::cgroup::JobCgroup;
 use crate::sys::random;
 use crate::sys::signals::{NOTIFY, Signals};
 use std::borrow::Cow;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -64,13 +66,13 @@ use tracing::{debug, info, warn};
 
 /// Runs the launcher and returns its exit status. `args`: without the program's name; `python`: the interpreter for the
 /// ranks; `status_fd`: the write end of the status pipe, or negative.
-pub fn main(args: &[OsString], python: &OsStr, status_fd: RawFd) -> i32 {
+pub fn main(args: &[OsString], python: &Interpreter, status_fd: RawFd) -> i32 {
     run_launcher(status_fd, |signals, status_pipe| parse_and_launch(args, python, signals, status_pipe))
 }
 
 fn parse_and_launch(
     args: &[OsString],
-    python: &OsStr,
+    python: &Interpreter,
     signals: &mut Signals,
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
@@ -185,10 +187,11 @@ fn launch_on_this_node(
     spec: &LaunchSpec,
     vars: &EnvVars,
     base: Vec<(OsString, OsString)>,
-    (python, args): (&OsStr, &[OsString]),
+    (interpreter, args): (&Interpreter, &[OsString]),
     signals: &mut Signals,
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
+    let python = interpreter.executable.as_os_str();
     let log_dir = absolute(&spec.log_dir).map_err(CliError::Preflight)?;
     if spec.dry_run.is_none() {
         log_files::remove_result(&log_dir).map_err(CliError::Preflight)?;
@@ -306,6 +309,8 @@ fn launch_on_this_node(
     }
     let name = context.host.clone();
     let nodes = spec.rendezvous.as_ref().map(|rendezvous| rendezvous.nodes);
+    let (frameworks, script) = (&spec.frameworks, spec.script.path());
+    let fingerprint = FingerprintSource { launcher: interpreter, python, frameworks, script };
     let frontend = PaddleFrontend { kind, gpus, nodes, context };
     if let (job::JobKind::Legacy(asked), Some(own)) = (&spec.job, &legacy_plan)
         && let (Some(elastic), Some(advertised)) = (&asked.elastic, &advertised)
@@ -320,6 +325,7 @@ fn launch_on_this_node(
             own,
             advertised,
             host: name,
+            fingerprint,
         };
         let legacy_frontend = LegacyElasticFrontend { inner: &frontend, elastic };
         return run_node::run_node(
@@ -334,7 +340,7 @@ fn launch_on_this_node(
         return run_node::run_node(&launch, &frontend, (leases, NodeWork::Once), signals, status_pipe);
     };
     let peer_arguments = peer_command::peer_arguments(args, rendezvous);
-    let alone = SingleNodePlan { part, kind, peer_arguments };
+    let alone = SingleNodePlan { part, kind, peer_arguments, fingerprint };
     let rounds = PaddleRendezvous::new((spec, rendezvous), vars, &launch_context, &alone, (advertised, &name), &asked);
     run_node::run_node(&launch, &frontend, (leases, NodeWork::Rounds(&rounds)), signals, status_pipe)
 }

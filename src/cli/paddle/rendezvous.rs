@@ -4,6 +4,7 @@ use crate::cli::common::error::CliError;
 use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::error::RendezvousError;
+use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::paddle::built_plan::RoundPart;
 use crate::cli::paddle::shown_logs;
@@ -42,6 +43,7 @@ pub struct PaddleRendezvous<'a> {
     advertised: AdvertisedAddress,
     host: String,
     peer_arguments: String,
+    fingerprint: FingerprintSource<'a>,
     device: String,
     restarts: RefCell<RestartCounter>,
 }
@@ -54,6 +56,8 @@ pub struct SingleNodePlan<'a> {
     pub kind: &'a str,
     /// The command line for the other nodes, quoted for a shell.
     pub peer_arguments: String,
+    /// What its fingerprint is read from.
+    pub fingerprint: FingerprintSource<'a>,
 }
 
 impl<'a> PaddleRendezvous<'a> {
@@ -80,6 +84,7 @@ impl<'a> PaddleRendezvous<'a> {
             advertised,
             host: host.to_owned(),
             peer_arguments: alone.peer_arguments.clone(),
+            fingerprint: alone.fingerprint,
             device: if has_devices { alone.kind.to_owned() } else { "cpu".into() },
             restarts: RefCell::new(RestartCounter::new(any)),
         }
@@ -156,7 +161,7 @@ impl<'a> PaddleRendezvous<'a> {
 
 impl RoundFrontend for PaddleRendezvous<'_> {
     fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
-        backend::join(self.rendezvous, self.node_info(), &self.peer_arguments, lease, may_continue)
+        backend::join(self.rendezvous, self.node_info(), &self.fingerprint, &self.peer_arguments, lease, may_continue)
     }
 
     fn leave_for_supervisor(&self, lease: &NodeLease) {

@@ -5,13 +5,14 @@ use crate::cli::common::error::CliError;
 use crate::cli::common::startup::{self, LauncherEnv, print_output, run_launcher};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{exit_code, message};
+use crate::cli::doctor::Interpreter;
 use crate::cli::torchrun::parse;
 use crate::cli::torchrun::parse::TorchrunArgs;
 use crate::cli::torchrun::{report, run};
 use crate::spec::options::{OptValues, ValueSource, printable};
 use crate::spec::torchrun::{self, TorchrunBackend, options, scheduler};
 use crate::sys::signals::Signals;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use tracing::{debug, info, warn};
@@ -19,13 +20,13 @@ use tracing::{debug, info, warn};
 /// Runs the launcher and returns its exit status. `args`: without the program's name; `python`: the interpreter for the
 /// ranks; `status_fd`: the write end of the status pipe, or negative; `from_pet`: whether PET_ variables supply options
 /// that the command line leaves out.
-pub fn main(args: &[OsString], python: &OsStr, status_fd: RawFd, from_pet: bool) -> i32 {
+pub fn main(args: &[OsString], python: &Interpreter, status_fd: RawFd, from_pet: bool) -> i32 {
     run_launcher(status_fd, |signals, status_pipe| parse_and_launch(args, python, from_pet, signals, status_pipe))
 }
 
 fn parse_and_launch(
     args: &[OsString],
-    python: &OsStr,
+    python: &Interpreter,
     from_pet: bool,
     signals: &mut Signals,
     status_pipe: &mut StatusPipe,

@@ -4,6 +4,7 @@ use crate::cli::common::error::CliError;
 use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::error::RendezvousError;
+use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::torchrun::static_rendezvous::listen_on;
 use crate::model::{CpuSet, Endpoint};
@@ -50,6 +51,8 @@ pub struct TorchrunRendezvous<'a> {
     pub store: Endpoint,
     /// The address at which other nodes reach this one.
     pub advertised: AdvertisedAddress,
+    /// What its fingerprint is read from.
+    pub fingerprint: FingerprintSource<'a>,
 }
 
 impl TorchrunRendezvous<'_> {
@@ -115,7 +118,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
             more: more.into_iter().collect(),
             ..NodeInfo::default()
         };
-        backend::join(self.rendezvous, node, "", lease, may_continue)
+        backend::join(self.rendezvous, node, &self.fingerprint, "", lease, may_continue)
     }
 
     fn leave_for_supervisor(&self, lease: &NodeLease) {

@@ -4,6 +4,8 @@ use crate::cli::common::error::{CliError, system};
 use crate::cli::common::message::{self, print_error, print_notice};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{dry_run, exit_code};
+use crate::cli::doctor::Interpreter;
+use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::node::build_failure_report::{ReportContext, print_swept, warn_of_losses};
 use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::cli::node::preload::zygote;
@@ -53,7 +55,7 @@ use crate::sys::process::cgroup::JobCgroup;
 use crate::sys::random;
 use crate::sys::signals::{NOTIFY, Signals};
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::os::unix::process::parent_id;
 use std::path::Path;
@@ -69,12 +71,12 @@ pub fn launch(
     spec: &TorchSpec,
     vars: &EnvVars,
     base: Vec<(OsString, OsString)>,
-    python: &OsStr,
+    interpreter: &Interpreter,
     error_file: Option<&Path>,
     signals: &mut Signals,
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
-    let began = clock::now();
+    let (began, python) = (clock::now(), interpreter.executable.as_os_str());
     let allowed = sys_affinity::own().map_err(system("the CPUs of this process"))?;
     let workers = count_workers(spec, vars, allowed.len())?;
     if let Some(warning) = shared_gpus(spec, vars, workers) {
@@ -207,6 +209,12 @@ pub fn launch(
         workers: (workers, threads, &cpus),
         store: place.master,
         advertised,
+        fingerprint: FingerprintSource {
+            launcher: interpreter,
+            python: &launch_context.python,
+            frameworks: &spec.frameworks,
+            script: spec.script.path(),
+        },
     };
     run_node::run_node(&launch, &frontend, (leases, NodeWork::Rounds(&rounds)), signals, status_pipe)
 }

@@ -36,7 +36,12 @@ impl Coordinator {
         let excluded = self.state.excluded.iter().filter(|(id, _)| leaves(id));
         unfit.extend(excluded.map(|(id, why)| (id.clone(), why.clone())));
         self.unfit = unfit.keys().cloned().collect();
-        let refused: BTreeMap<String, String> = unfit.into_iter().take(MAX_REFUSED).collect();
+        // The first reason stays, which may name the node that was the first then.
+        let with_reason = |(id, why)| {
+            let why = self.state.refused.get(&id).cloned().unwrap_or(why);
+            (id, why)
+        };
+        let refused: BTreeMap<String, String> = unfit.into_iter().take(MAX_REFUSED).map(with_reason).collect();
         if refused != self.state.refused {
             self.state.refused = refused;
             self.changed = true;

@@ -179,6 +179,7 @@ pub fn check(
             min_round_time: Duration::ZERO,
             node_failure_limit: 0,
             spares: None,
+            require_same: rendezvous::require_same(values, "require_same")?,
             sort_ip: false,
             heartbeat_timeout: heartbeat_timeout(values, vars)?,
             etcd_loss_timeout: values.seconds("etcd_loss_timeout")?.map(Duration::from_secs_f64),

@@ -31,6 +31,7 @@ use crate::spec::scheduler::preempt;
 use crate::spec::scheduler::preempt::PreemptSpec;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::time::Duration;
 
 /// The program of the ranks.
@@ -47,6 +48,14 @@ pub enum Script {
 }
 
 impl Script {
+    /// Its path, unless it is a module. A program may be one on PATH.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Script::File(name) | Script::Python(name) | Script::Program(name) => Some(Path::new(name)),
+            Script::Module(_) => None,
+        }
+    }
+
     /// Whether Python runs it.
     pub fn runs_in_python(&self) -> bool {
         match self {
@@ -293,6 +302,7 @@ fn refuse_unsupported(values: &OptValues, job: &JobKind) -> Result<(), SpecError
         values.seconds(name)?;
     }
     values.bool("sort_ip")?;
+    rendezvous::require_same(values, "require_same")?;
     Ok(())
 }
 
@@ -314,15 +324,22 @@ fn servers_rendezvous(values: &OptValues, warnings: &mut Vec<String>) -> Result<
 
 /// Checks that `--nnodes` agrees with the list of nodes.
 fn check_nnodes(values: &OptValues, nodes: &JobNodes, job: &JobKind) -> Result<(), SpecError> {
+    let nothing_required = || {
+        let instead = "give --nnodes and --master instead of a list of nodes, or leave it out";
+        rendezvous::check_nothing_required(values, "require_same", instead)
+    };
     let (name, hosts) = match (job, nodes) {
         // The legacy launcher does not read PADDLE_NNODES.
-        (JobKind::Legacy(_), _) | (JobKind::Ps(PsSpec::Platform { .. }), _) => return Ok(()),
+        (JobKind::Legacy(_), _) | (JobKind::Ps(PsSpec::Platform { .. }), _) => return nothing_required(),
         (JobKind::Ps(ps), _) if ps.is_by_number() => return Ok(()),
         (JobKind::Ps(PsSpec::Processes(processes)), _) => ("the list of endpoints", processes.hosts().len()),
         // Without a rendezvous it is one.
         (_, JobNodes::One { .. }) => return Ok(()),
         (_, JobNodes::Fixed(list)) => (list.from.0.as_str(), list.hosts.len()),
     };
+    if hosts > 1 {
+        nothing_required()?;
+    }
     let text = values.text("nnodes").unwrap_or("1").trim();
     let (low, high) = text.split_once(':').unwrap_or((text, text));
     let number = |text: &str| text.trim().parse::<usize>().ok().filter(|n| *n > 0);

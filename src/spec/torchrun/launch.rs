@@ -23,6 +23,7 @@ use crate::spec::torchrun::streams::StreamRoutes;
 use crate::spec::torchrun::values;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Duration;
 
 /// The program of the ranks.
@@ -36,6 +37,18 @@ pub enum TorchScript {
     Program(OsString),
     /// A file, run with `runpy.run_path`.
     RunPath(OsString),
+}
+
+impl TorchScript {
+    /// Its path, unless it is a module. A program may be one on PATH.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            TorchScript::Python(name) | TorchScript::Program(name) | TorchScript::RunPath(name) => {
+                Some(Path::new(name))
+            }
+            TorchScript::Module(_) => None,
+        }
+    }
 }
 
 /// The number of ranks on this node.

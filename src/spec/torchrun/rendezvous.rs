@@ -89,6 +89,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunN
     let conf = conf(values, warnings)?;
     let node_rank = values::whole(values, "node-rank")?.unwrap_or(0);
     values::whole(values, "master-port")?;
+    rendezvous::require_same(values, "require-same")?;
     let endpoint = values.text("rdzv-endpoint").unwrap_or("").trim();
     let asked = values.text("rdzv-backend").unwrap_or("static");
     let standalone = values::flag(values, "standalone")?;
@@ -272,6 +273,7 @@ fn dynamic(
         min_round_time: rendezvous::min_round_time(values, "min-round-time")?,
         node_failure_limit: rendezvous::node_failure_limit(values, "node-failure-limit")?,
         spares: rendezvous::spares(values, ends_by_loss, "--max-restarts, or --nnodes MIN:MAX")?,
+        require_same: rendezvous::require_same(values, "require-same")?,
         sort_ip: true,
         heartbeat_timeout: lease.max(Duration::from_secs(2)),
         etcd_loss_timeout: match conf.contains_key("etcd_loss_timeout") {
@@ -326,6 +328,10 @@ fn fixed(
         let why = "asks for a secret, which the static rendezvous does not have";
         let hint = "give --rdzv-backend c10d --rdzv-endpoint HOST:PORT and RLAUNCH_JOB_SECRET, or a single node";
         return Err(values.error("require-secret", why, hint));
+    }
+    if max > 1 {
+        let instead = "give --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or leave it out";
+        rendezvous::check_nothing_required(values, "require-same", instead)?;
     }
     let place = usize::try_from(node_rank).ok().filter(|rank| *rank < max);
     let node_rank = place.ok_or_else(|| {

@@ -300,6 +300,9 @@ fn refused(story: &Story, board: &Board, node: usize, why: &str) {
             let most = plan.offer.rules.spares.map(|spares| plan.offer.rules.max + spares);
             most.is_some_and(|most| others.into_iter().count() >= most)
         }
+        why if why.starts_with("--require_same git") => {
+            others.into_iter().any(|other| other.offer.fingerprint != plan.offer.fingerprint)
+        }
         why if why.starts_with("--rank") => plan.offer.rank.is_some_and(|rank| rank >= story.rules.max),
         _ => others.into_iter().any(|other| other.offer.rules != plan.offer.rules),
     };

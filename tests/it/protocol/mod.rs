@@ -12,7 +12,7 @@ mod states;
 mod stop_step;
 mod world;
 
-use rlaunch::protocol::{JobEnd, JobPhase, RoundStopCause};
+use rlaunch::protocol::{JobEnd, JobPhase, JobState, RoundStopCause};
 use scenario::Story;
 use std::collections::BTreeMap;
 use std::panic;
@@ -67,6 +67,10 @@ fn the_histories_cover_all_cases() {
         note("a newcomer that hangs", states.iter().any(|state| state.excluded.values().any(hangs)));
         let too_many = |why: &String| why.starts_with("--spares");
         note("a spare too many", states.iter().any(|state| state.refused.values().any(too_many)));
+        let other_commit = |why: &String| why.starts_with("--require_same git");
+        note("another commit", states.iter().any(|state| state.refused.values().any(other_commit)));
+        let differences = |state: &JobState| state.warnings.iter().any(|line| line.starts_with("git commit: "));
+        note("a difference", states.iter().any(differences));
         note("several rounds", states.iter().any(|state| state.round > 2));
         note("several leaders", world.leaders.len() > 1);
         note("a job after another", world.judge.anew > 0);

@@ -239,6 +239,7 @@ fn rules(rng: &mut Rng) -> JobRules {
         min_round_ms: pick(rng, &[0, 0, 3_000, 20_000]),
         node_failure_limit: pick(rng, &[0, 1, 3]),
         spares: pick(rng, &[None, None, Some(0), Some(1)]),
+        require_same: pick(rng, &["", "git"]).into(),
         ..JobRules::default()
     }
 }
@@ -260,11 +261,14 @@ fn random_plan(rng: &mut Rng, number: usize, rules: &JobRules, numbering: u8) ->
         1 => rng.bool().then_some(number),
         _ => None,
     };
+    let commit = |commit: &str| [("git".to_owned(), commit.to_owned())].into();
+    plan.offer.fingerprint = commit("one");
     match rng.u8(0..40) {
         0 => plan.offer.rules.restarts += 1,
         1 => plan.offer.rank = Some(rules.max),
         2 => plan.offer.rank = Some(0),
         3 => plan.format += 1,
+        4 | 5 => plan.offer.fingerprint = commit("another"),
         _ => {}
     }
     plan.feels = rng.bool();

@@ -16,19 +16,9 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Packages that Python imports: of each name the first.
-fn imported(python: &PythonFacts) -> Vec<&Package> {
-    let mut first: Vec<&Package> = Vec::new();
-    for package in &python.packages {
-        if !first.iter().any(|known| known.name == package.name) {
-            first.push(package);
-        }
-    }
-    first
-}
-
 fn frameworks(python: &PythonFacts) -> Finding {
-    let shown: Vec<String> = imported(python)
+    let shown: Vec<String> = python
+        .imported()
         .into_iter()
         .map(|package| {
             let hidden = |other: &&Package| other.name == package.name && other.folder != package.folder;
@@ -99,7 +89,7 @@ fn both_paddles(python: &PythonFacts) -> Option<Finding> {
 fn without_cuda(python: &PythonFacts) -> Vec<Finding> {
     let is_framework = |package: &&Package| package.name == "torch" || package.name.starts_with(PADDLE);
     let is_for_cpus = |package: &Package| package.name == PADDLE || package.version.ends_with("+cpu");
-    let found: Vec<&Package> = imported(python).into_iter().filter(is_framework).collect();
+    let found: Vec<&Package> = python.imported().into_iter().filter(is_framework).collect();
     if !found.iter().all(|package| is_for_cpus(package)) {
         return Vec::new();
     }

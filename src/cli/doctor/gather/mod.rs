@@ -3,7 +3,7 @@
 mod devices;
 mod folders;
 mod network;
-pub(super) mod python;
+pub(in crate::cli) mod python;
 mod system;
 
 use crate::cli::doctor::facts::{Facts, PythonFacts};
