@@ -66,7 +66,7 @@ mod tests {
         for decision in [None, Some(Decision::StopAt(70)), Some(Decision::Abandoned)] {
             let times = (Duration::from_millis(1500), Some(Duration::from_millis(2000)));
             let message = StopMessage::new(2, times, StopDocument { proposal, answer, decision });
-            assert_eq!(StopMessage::decode(&message.encode()), Some(message.clone()));
+            assert_eq!(StopMessage::decode(&message.encode()), Some(message));
             assert_eq!(message.left(), times);
         }
         assert_eq!(StopMessage::decode(r#"{"version":1,"round":2,"grace_millis":7}"#), None);

@@ -221,7 +221,7 @@ def test_endpoints_are_free_though_a_grandchild_lives_on(method: str) -> None:
         except OSError:
             held.append(port)
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # Swept, and collected by whoever adopted it.
+        with contextlib.suppress(ProcessLookupError):  # Swept, and reaped by the process that adopted it.
             os.kill(pid, signal.SIGKILL)
     assert all_gone(pids)
     assert held == []
