@@ -304,7 +304,7 @@ fn all_newcomers_that_hang_are_excluded_at_once_also_after_rounds_that_others_en
 
 #[test]
 fn no_hang_excludes_a_node_unless_it_is_clear_that_newcomers_hold_up_the_others() {
-    let rules = level_1(2, 4, 3);
+    let rules = level_1(1, 4, 3);
     let case = |what, rules: &JobRules, statuses: [NodeStatus; 3]| {
         let mut machine = joined(rules, &["a", "b"], &["c"]);
         let statuses: Vec<_> = ["a", "b", "c"].into_iter().zip(statuses).collect();

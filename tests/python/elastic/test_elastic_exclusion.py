@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from elastic_jobs import PADDLE, STORE_LOST, TORCH, Backend, Job
+from etcd import Etcd
 from hosts import Host, hosts
 from launching import until
+from multi_host import MultiHost, multi_host
 
 UNUSABLE = 66
 ELASTIC = {
@@ -33,6 +35,12 @@ live_until("finish")
 @pytest.fixture(name="two", scope="module")
 def two_fixture() -> Iterator[list[Host]]:
     with hosts(2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[MultiHost]:
+    with multi_host(2) as made:
         yield made
 
 
@@ -98,29 +106,39 @@ def test_a_newcomer_whose_ranks_fail_is_excluded_and_uses_up_no_restart(
         assert "restart(s) after failures so far" not in own.stderr().rpartition("excluded")[2]
 
 
+def check_hanging(job: Job, module: str) -> None:
+    """A newcomer whose ranks hang joins a job of one node, which goes on without it."""
+    options = [*ELASTIC[module], *(["--frameworks=torch"] if module == PADDLE else [])]
+    short = {"module": module, "RLAUNCH_HANG_TIMEOUT": "1"}
+    own = job.node(0, *options, job.script(WAITS), **short)
+    job.await_files("life.0.0.0")
+    hangs = job.script("time.sleep(3600)", "hangs.py")
+    newcomer = job.node(1, *options, hangs, **short)
+    ended = newcomer.end()
+    assert ended.status == STORE_LOST, ended.stderr
+    why = f"its ranks hang at their start: rank 1 is in <module> ({job.folder}/hangs.py:"
+    why = f"is excluded from the job: {why}"
+    assert f"it {why}" in ended.error_lines()[-1]
+    assert f"it {why}" in newcomer.result()["job_end"]
+    own.await_round(1, 3)
+    job.finish()
+    job.end_successfully(own)
+    assert why in own.stderr()
+    assert "restart(s) after failures so far" not in own.stderr()
+    stopped = own.events("round_ended")[1]["why"]
+    assert stopped.startswith("the ranks of node 1 (")
+    assert ") hang at their start: rank 1 is in <module> (" in stopped
+    assert job.check_one_world() == {1: 1, 2: 2, 3: 1}
+
+
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_a_newcomer_whose_ranks_hang_at_their_start_is_excluded(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
     with Job(tmp_path, two, backend, "1:2") as job:
-        options = [*ELASTIC[module], *(["--frameworks=torch"] if module == PADDLE else [])]
-        short = {"module": module, "RLAUNCH_HANG_TIMEOUT": "1"}
-        own = job.node(0, *options, job.script(WAITS), **short)
-        job.await_files("life.0.0.0")
-        hangs = job.script("time.sleep(3600)", "hangs.py")
-        newcomer = job.node(1, *options, hangs, **short)
-        ended = newcomer.end()
-        assert ended.status == STORE_LOST, ended.stderr
-        why = f"its ranks hang at their start: rank 1 is in <module> ({tmp_path}/hangs.py:"
-        why = f"is excluded from the job: {why}"
-        assert f"it {why}" in ended.error_lines()[-1]
-        assert f"it {why}" in newcomer.result()["job_end"]
-        own.await_round(1, 3)
-        job.finish()
-        job.end_successfully(own)
-        assert why in own.stderr()
-        assert "restart(s) after failures so far" not in own.stderr()
-        stopped = own.events("round_ended")[1]["why"]
-        assert stopped.startswith("the ranks of node 1 (")
-        assert ") hang at their start: rank 1 is in <module> (" in stopped
-        assert job.check_one_world() == {1: 1, 2: 2, 3: 1}
+        check_hanging(job, module)
+
+
+def test_a_newcomer_whose_ranks_hang_is_excluded_at_etcd(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
+    with Job(tmp_path, made.on, made.at(etcd), "1:2") as job:
+        check_hanging(job, TORCH)
