@@ -90,6 +90,7 @@ pub fn run(
         preempt::connect(peers, &launch.preempt_link);
         engine.poll().readable(&*peers, NODES)?;
     }
+    requests.begin_ranks();
     let round = launch.round.as_ref().map(|round| round.number);
     let refused = restart_refusal(launch.plan, membership.is_some());
     launch.status.begin(launch.plan, round, launch.policy.first_attempt, refused);

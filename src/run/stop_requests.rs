@@ -76,6 +76,11 @@ impl StopRequests {
         self.forgives_sigterm = !self.is_stopped();
     }
 
+    /// Ranks are about to run: signals are for them.
+    pub fn begin_ranks(&mut self) {
+        self.forgives_sigterm = false;
+    }
+
     /// What a signal means to the supervisor, if anything. `forwarded`: signals that stop nothing. Of those sent
     /// directly only the first stop counts, and it is the same request as the first that is passed on. A second one comes
     /// from a user who presses Ctrl-C again, and that reaches the launcher process.
@@ -157,6 +162,10 @@ mod tests {
         assert_eq!([2, 15].map(|signal| requests.event(signal, Requested, &none)), [stop(2), stop(15)]);
         // It had its notice before.
         requests.forgive_next_sigterm();
+        assert_eq!(requests.event(15, Requested, &none), stop(15));
+        let mut requests = StopRequests::default();
+        requests.forgive_next_sigterm();
+        requests.begin_ranks();
         assert_eq!(requests.event(15, Requested, &none), stop(15));
     }
 

@@ -19,9 +19,9 @@ FOREIGN = """
 --het-group --hostfile --hypothesis-seed --init --ipc --keys-only --kill-on-bad-exit --lf --lib --listen
 --locked --map-by --max-log-requests --mixed_precision --model_name_or_path --mount-proc --multi_gpu
 --no-kill --nodes --ntasks --ntasks-per-node --num_machines --num_processes --open-mode --output-filename
---no-deps --overlap --pdb --pdbcls --pid --prefix --profile --requeue --scope --shm-size --signal --strategy
---tag-output --tail --test --time --timeout --use-env --user --wait --wait-for-client --wheel-dir --with-mpi
---write
+--no-deps --overlap --part --pdb --pdbcls --pid --prefix --profile --requeue --scope --shm-size --signal
+--strategy --tag-output --tail --test --time --timeout --use-env --user --wait --wait-for-client --wheel-dir
+--with-mpi --write
 """
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M

@@ -24,7 +24,7 @@ pub(super) enum ControlError {
     #[error("{} jobs{of} run; say which by its process id: {}", .jobs.len(), .jobs.join(", "))]
     Several { of: String, jobs: Vec<String> },
     #[error(
-        "the only job that runs, {job}, was not started in this folder{folder}; say that you mean it by its process id"
+        "the only job that runs, {job}, was not started in this folder but in {folder}; say that you mean it by its process id"
     )]
     OtherFolder { job: String, folder: String },
     #[error("the job has no rank {rank} on this machine; it has {has}")]

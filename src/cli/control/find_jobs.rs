@@ -65,7 +65,7 @@ pub(super) fn find_to_change(job: Option<&str>) -> Result<(Client, JobStatus), C
     let (client, status) = find(job)?;
     let began_in = std::fs::read_link(format!("/proc/{}/cwd", status.launcher)).ok();
     if job.is_none() && (began_in.is_none() || began_in != std::env::current_dir().ok()) {
-        let folder = began_in.map(|folder| format!(" but in {}", folder.display())).unwrap_or_default();
+        let folder = began_in.map_or("a folder that cannot be read".into(), |folder| folder.display().to_string());
         return Err(ControlError::OtherFolder { job: describe(&status), folder });
     }
     Ok((client, status))

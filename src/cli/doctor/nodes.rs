@@ -101,7 +101,10 @@ fn compare(
 
 /// The rendezvous of a job with this number of nodes. Secrets, certificates and times are those of the environment.
 fn request((count, master): (usize, &str), vars: &EnvVars) -> Result<RendezvousSpec, SpecError> {
-    let kept = vars.iter().filter(|(name, _)| name.starts_with("RLAUNCH_") || *name == "POD_IP");
+    // Options of a job that do not fit these nodes.
+    let is_of_jobs = |name: &str| matches!(name, "RLAUNCH_SPARES" | "RLAUNCH_REQUIRE_SAME");
+    let is_kept = |name: &str| name.starts_with("RLAUNCH_") && !is_of_jobs(name) || name == "POD_IP";
+    let kept = vars.iter().filter(|(name, _)| is_kept(name));
     let kept: EnvVars = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
     let flags =
         BTreeMap::from([("nnodes", count.to_string()), ("master", master.to_owned()), ("job_id", JOB.to_owned())]);
@@ -109,7 +112,7 @@ fn request((count, master): (usize, &str), vars: &EnvVars) -> Result<RendezvousS
     rendezvous::check_scheme(&values)?;
     let spec = rendezvous::check(&values, &mut Vec::new())?;
     let spec = spec.ok_or_else(|| values.error("nnodes", "is not a number of nodes", "give 2 or more"))?;
-    Ok(RendezvousSpec { spares: None, require_same: String::new(), ..spec })
+    Ok(spec)
 }
 
 fn listen_at(address: &str) -> io::Result<TcpListener> {

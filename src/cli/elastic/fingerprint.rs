@@ -56,9 +56,7 @@ impl FingerprintSource<'_> {
             }
         }
         found.insert("git".into(), commit(&self.folder()).unwrap_or_else(|| NOT_THERE.into()));
-        if let Some(version) = read_word(Path::new(DRIVER)) {
-            found.insert("driver".into(), version);
-        }
+        found.insert("driver".into(), read_word(Path::new(DRIVER)).unwrap_or_else(|| NOT_THERE.into()));
         match fingerprint::find_unknown(require_same, &found) {
             None => Ok(found),
             Some(word) => {

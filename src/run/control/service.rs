@@ -295,7 +295,9 @@ impl ControlService {
             self.limit_grace_of_others(grace);
         }
         let JobStatus { phase, round, .. } = self.status.get();
-        if self.has_stopped || phase == LaunchPhase::Stopping {
+        // Where no rank runs, a second signal ends a wait for other nodes.
+        let may_run = !matches!(phase, LaunchPhase::Preparing | LaunchPhase::Ended);
+        if self.has_stopped && may_run || phase == LaunchPhase::Stopping {
             if grace.is_some_and(|grace| self.status.request_grace_limit(round, grace)) {
                 signals::wake();
             }

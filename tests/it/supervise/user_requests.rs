@@ -44,6 +44,34 @@ fn what_comes_during_a_requested_restart_prevents_it() {
     assert_eq!(seen, (NodeOutcome::Regrouped, true, 1_000 * MS + GRACE), "the rendezvous decides");
 }
 
+#[test]
+fn no_restart_follows_where_restarts_are_forbidden() {
+    let failed = |local_rank| SupervisorEvent::Exited(vec![(ChildId { attempt: 0, local_rank }, Exit::Code(3))]);
+    let plain_policy = plain(&[], &[]).policy;
+    let restarts = restarting(plain(&[], &[])).policy;
+    for (policy, first, may_restart, no_restart) in [
+        (&plain_policy, None, false, Some(None)),
+        (&restarts, None, true, None),
+        (&restarts, Some(SupervisorEvent::ForbidRestarts), true, Some(Some(NoRestart::Stopped))),
+    ] {
+        let mut machine = Supervisor::adopting(2, policy.clone(), Duration::ZERO);
+        let mut effects = Vec::new();
+        first.into_iter().for_each(|event| machine.handle(Duration::ZERO, event, &mut effects));
+        assert!(!machine.may_restart());
+        machine.handle(Duration::ZERO, failed(0), &mut effects);
+        assert_eq!(machine.may_restart(), may_restart);
+        machine.handle(Duration::ZERO, failed(1), &mut effects);
+        let end = effects.into_iter().find_map(|effect| match effect {
+            Effect::Finish(report) => Some(report.no_restart),
+            _ => None,
+        });
+        assert_eq!(end, no_restart);
+    }
+    let mut machine = Supervisor::adopting(1, restarts, Duration::ZERO);
+    machine.handle(Duration::ZERO, SupervisorEvent::Stop(libc::SIGTERM), &mut Vec::new());
+    assert!(!machine.may_restart());
+}
+
 /// Two ranks that run.
 fn two_ranks() -> Supervisor {
     Supervisor::adopting(2, SupervisionPolicy::with_grace(GRACE), Duration::ZERO)
