@@ -282,7 +282,8 @@ def test_a_script_that_cannot_be_read_or_run_is_refused(place: Place) -> None:
 def called(place: Place, *args: str) -> Ended:
     """Calls the entry point, which takes what no command line can hold."""
     code = (
-        "import sys; from rlaunch import _lib; from rlaunch._launch.single_thread import describe_interpreter; "
+        "import sys; from rlaunch import _lib; "
+        "from rlaunch._launch.single_thread import describe_interpreter; "
         "sys.exit(_lib.main(eval(input()), describe_interpreter(), -1))"
     )
     done = subprocess.run(
