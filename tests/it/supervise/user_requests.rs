@@ -47,8 +47,8 @@ fn what_comes_during_a_requested_restart_prevents_it() {
 #[test]
 fn no_restart_follows_where_restarts_are_forbidden() {
     let failed = |local_rank| SupervisorEvent::Exited(vec![(ChildId { attempt: 0, local_rank }, Exit::Code(3))]);
-    let plain_policy = plain(&[], &[]).policy;
-    let restarts = restarting(plain(&[], &[])).policy;
+    let plain_policy = plain(&[&[GOOD]], &[]).policy;
+    let restarts = restarting(plain(&[&[GOOD]], &[])).policy;
     for (policy, first, may_restart, no_restart) in [
         (&plain_policy, None, false, Some(None)),
         (&restarts, None, true, None),
