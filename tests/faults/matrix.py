@@ -57,7 +57,7 @@ def cell(seen: Observation) -> str:
     return f"✗ {text}" if seen.ok is False else text
 
 
-ALT = "Bars of three launchers: the share of cases that are as wanted, of all cases and of each group"
+ALT = "Bars of each launcher: the share of cases that are as wanted, of all cases and of each group"
 HEAD = """# Fault matrix
 
 What launchers make of being killed, flooded and starved: the same code (`tests/faults/`) did the same to
