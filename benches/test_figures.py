@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from bars import LABELS, VALUES, WIDTH
 from bench import ABOUT, replace_sections
 from bench_launchers import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN
 from figures import Cell, Figures, Promise, Row
-from picture import DRAWN, LABELS, VALUES, WIDTH, bars, picture
+from picture import DRAWN, charts, picture
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -113,7 +114,7 @@ def test_a_section_that_is_measured_again_replaces_the_one_of_the_page() -> None
 def test_the_picture_is_of_the_page() -> None:
     """`make bench` writes both; who edits one has to write the other."""
     page = (ROOT / "docs/benchmarks.md").read_text()
-    assert [row.title for row in bars(page)] == list(DRAWN.values())
+    assert [chart.title for chart in charts(page)] == list(DRAWN.values())
     assert (ROOT / "docs/benchmarks.svg").read_text() == picture(page)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import signal
 import statistics
@@ -38,8 +39,11 @@ from pathlib import Path
 SUPPORT = Path(__file__).parents[1] / "python" / "support"
 # First: a client of etcd has the name of a module of the tests.
 sys.path[:0] = [str(SUPPORT), str(SUPPORT / "machines"), str(SUPPORT.parent / "elastic")]
+sys.path.append(str(Path(__file__).parents[1] / "pictures"))
 
+import bars  # noqa: E402
 import chaos_faults  # noqa: E402
+from bars import Bar, Chart  # noqa: E402
 from chaos_judge import Findings, Hold, journal, judge, lives  # noqa: E402
 from chaos_plan import LEASE, MEMBERS, MIN_NODES, NODES, Fault, Kind, burst  # noqa: E402
 from chaos_witness import Witness  # noqa: E402
@@ -115,8 +119,10 @@ class Run:
             ("promises broken", str(len(self.broken))),
         ]
 
-    def page(self) -> str:
+    def page(self, name: str = "chaos") -> str:
+        """`name`: of its file and of its picture."""
         head = PAGE.format(
+            picture=bars.image(name, ALT),
             linux=platform.release().partition("-")[0],
             python=platform.python_version(),
             cores=os.cpu_count(),
@@ -135,13 +141,50 @@ class Run:
         return "\n".join([head, "| | |", "|---|---|", *rows, *table, *broken]) + "\n"
 
 
+ALT = "Bars: faults, checkpoints and broken promises; the time to recover; the faults by kind"
 PAGE = """# Chaos
 
 Real jobs under random faults: torch's gloo on {minimum} to {nodes} hosts (network namespaces), an etcd
-of {members} members with TLS, a lease (`--heartbeat_timeout`) of {lease} s. Written by `make chaos`; do not
-edit. Linux {linux}, Python {python}, {cores} cores. What is done and what is checked stands at the top of
-`tests/chaos/chaos.py`.
+of {members} members with TLS, a lease (`--heartbeat_timeout`) of {lease} s.
+
+{picture}
+
+Written by `make chaos`; do not edit. Linux {linux}, Python {python}, {cores} cores. What is done and what is
+checked stands at the top of `tests/chaos/chaos.py`.
 """
+COUNTS = (
+    "faults",
+    "rounds",
+    "ranks that ran beside a newer round",
+    "checkpoints saved",
+    "checkpoints lost",
+    "promises broken",
+)
+RECOVERED = "from the last fault's end to a checkpoint of all nodes"
+
+
+def picture(page: str) -> str:
+    """The SVG of the page's two tables."""
+    summary, kinds = bars.tables(page)[:2]
+    of = dict(summary.rows)
+    counts = [(name, [bar(of[name].split()[0])]) for name in COUNTS]
+    times = [
+        (name, [bar(seconds, " s")])
+        for name, seconds in re.findall(r"(median|at most) ([\d.]+) s", of[RECOVERED])
+    ]
+    faults = [(name, [bar(times)]) for name, times, *_ in kinds.rows]
+    line = (RECOVERY, f"promised, {RECOVERY:g} s")
+    return bars.picture(
+        [
+            Chart("What was done, and what broke", counts),
+            Chart(RECOVERED.capitalize(), times, line=line),
+            Chart("Faults, by kind", faults),
+        ]
+    )
+
+
+def bar(number: str, unit: str = "") -> Bar:
+    return Bar(float(number), number + unit)
 
 
 def milliseconds(values: list[float], which: Callable[[list[float]], float]) -> str:
@@ -319,7 +362,9 @@ def main() -> int:
     finally:
         print("\n".join(f"{name}: {text}" for name, text in run.rows()))
     if args.write is not None:
-        args.write.write_text(run.page())
+        page = run.page(args.write.stem)
+        args.write.write_text(page)
+        args.write.with_suffix(".svg").write_text(picture(page))
     return 1 if run.broken else 0
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import bars
+import chaos
 import chaos_judge
 import pytest
 from chaos_judge import AFTER_THAW, Findings, Hold, Life, judge
 from chaos_plan import AT_ONCE, LEASE, OF_ETCD, Kind, burst
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_bursts_are_drawn_from_the_seed_and_their_number_alone() -> None:
@@ -128,3 +134,22 @@ def test_an_entry_that_a_kill_has_cut_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "journal.2.8").write_text(json.dumps(saved(2, 9, 10)) + "\n" + '{"event": "sav')
     (tmp_path / "journal.1.7").write_text(json.dumps(began(1, 1, 0)) + "\n")
     assert [entry["time"] for entry in chaos_judge.journal(tmp_path)] == [1, 9]
+
+
+def test_the_picture_is_of_the_page() -> None:
+    """`make chaos` writes both; who edits one has to write the other."""
+    page = (DOCS / "chaos.md").read_text()
+    assert bars.image("chaos", chaos.ALT) in page
+    picture = (DOCS / "chaos.svg").read_text()
+    assert picture == chaos.picture(page)
+    summary, kinds = bars.tables(page)
+    counts = [dict(summary.rows)[name].split()[0] for name in chaos.COUNTS]
+    assert re.findall(r">(\d+)</text>", picture) == [*counts, *(times for _, times, *_ in kinds.rows)]
+    median, most = re.findall(r"([\d.]+ s)", dict(summary.rows)[chaos.RECOVERED])
+    assert re.findall(r">([\d.]+ s)</text>", picture) == [median, most]
+
+
+def test_a_run_that_was_cut_short_has_a_page_with_a_picture() -> None:
+    page = chaos.Run(1).page()
+    assert bars.image("chaos", chaos.ALT) in page
+    assert all(f">{escape(kind.value)}<" in chaos.picture(page) for kind in Kind)

@@ -33,6 +33,11 @@ import cases.stop  # noqa: F401
 from cases.case import CASES, Case, Group, Observation
 from launchers import GRACE, LAUNCHERS, Launcher
 
+sys.path.append(str(Path(__file__).parents[1] / "pictures"))
+
+import bars
+from bars import Bar, Chart
+
 TITLES = {"rlaunch": "rlaunch", "paddle": "paddle.distributed.launch", "torchrun": "torchrun"}
 
 Row = dict[str, Observation]
@@ -52,10 +57,15 @@ def cell(seen: Observation) -> str:
     return f"✗ {text}" if seen.ok is False else text
 
 
+ALT = "Bars of each launcher: the share of cases that are as wanted, of all cases and of each group"
 HEAD = """# Fault matrix
 
 What launchers make of being killed, flooded and starved: the same code (`tests/faults/`) did the same to
-each, in one run. Written by `{command}`; do not edit. Linux {linux}, Python {python}, {cores} cores.
+each, in one run.
+
+{picture}
+
+Written by `{command}`; do not edit. Linux {linux}, Python {python}, {cores} cores.
 ✗: not what is wanted.
 
 *Survivors* are processes of the job, known by a mark in their environment, that live 2 s after the launcher's
@@ -64,20 +74,25 @@ Grace: {grace} s for rlaunch and torchrun, 30 s for Paddle, which has no option 
 """
 
 
-def table(launchers: list[Launcher], rows: dict[str, Row], thorough: bool) -> str:
-    """The page, in Markdown."""
+def table(launchers: list[Launcher], rows: dict[str, Row], thorough: bool, page: str = "fault-matrix") -> str:
+    """The page, in Markdown. `page`: the name of its file and of its picture."""
     names = [launcher.name for launcher in launchers]
     about = HEAD.format(
+        picture=bars.image(page, ALT),
         command="make faults" if thorough else "tests/faults/matrix.py --quick",
         linux=platform.release().partition("-")[0],
         python=platform.python_version(),
         cores=os.cpu_count(),
         grace=GRACE,
     )
-    lines = [about, *header("", *(TITLES[name] for name in names))]
-    lines.append(line("as wanted", *(score(name, rows) for name in names)))
-    for group in Group:
-        members = [name for name in rows if CASES[name].group is group]
+    lines = [about, *header("as wanted", *(TITLES[name] for name in names))]
+    lines.append(line("all cases", *(score(name, rows) for name in names)))
+    members_of = {group: [name for name in rows if CASES[name].group is group] for group in Group}
+    for group, members in members_of.items():
+        if members:
+            of_group = {name: rows[name] for name in members}
+            lines.append(line(group.value, *(score(name, of_group) for name in names)))
+    for group, members in members_of.items():
         if members:
             lines += ["", f"## {group.value}", ""]
             lines += header("case", "wanted", *(TITLES[name] for name in names))
@@ -98,6 +113,19 @@ def header(*cells: str) -> list[str]:
 def score(name: str, rows: dict[str, Row]) -> str:
     checked = [row[name].ok for row in rows.values() if row[name].ok is not None]
     return f"{sum(map(bool, checked))} of {len(checked)}"
+
+
+def picture(page: str) -> str:
+    """The SVG of the page's first table."""
+    summary = bars.tables(page)[0]
+    rows = [(name, [share(cell, at) for at, cell in enumerate(cells)]) for name, *cells in summary.rows]
+    return bars.picture([Chart("Cases that are as wanted", rows, tuple(summary.head[1:]))])
+
+
+def share(cell: str, column: int) -> Bar:
+    """Of a score such as ``22 of 74``."""
+    good, _, checked = cell.partition(" of ")
+    return Bar(int(good) / max(1, int(checked)), cell, bars.OTHER if column else bars.OURS)
 
 
 def main() -> int:
@@ -135,9 +163,11 @@ def main() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    page = table(launchers, rows, thorough=not args.quick)
+    name = args.write.stem if args.write else "fault-matrix"
+    page = table(launchers, rows, not args.quick, name)
     if args.write:
         args.write.write_text(page)
+        args.write.with_suffix(".svg").write_text(picture(page))
     else:
         print(page, end="")
     return int(any(row["rlaunch"].ok is False for row in rows.values() if "rlaunch" in row))

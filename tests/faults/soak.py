@@ -20,6 +20,7 @@ import argparse
 import math
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -30,7 +31,12 @@ from pathlib import Path
 import marked
 from launchers import LAUNCHERS, Launcher
 from soak_plan import draw
-from soak_run import Run, Seen
+from soak_run import SLACK, Run, Seen
+
+sys.path.append(str(Path(__file__).parents[1] / "pictures"))
+
+import bars
+from bars import Bar, Chart
 
 PROGRESS = 20.0  # Seconds between two lines of it.
 
@@ -94,22 +100,49 @@ class Figures:
     def summary(self) -> str:
         return "\n".join(f"{name:16} {text}" for name, text in self.rows())
 
-    def page(self) -> str:
+    def page(self, name: str = "soak") -> str:
+        """`name`: of its file and of its picture."""
         head = PAGE.format(
-            linux=platform.release().partition("-")[0], python=platform.python_version(), cores=os.cpu_count()
+            picture=bars.image(name, ALT),
+            linux=platform.release().partition("-")[0],
+            python=platform.python_version(),
+            cores=os.cpu_count(),
         )
         rows = [f"| {name} | {text} |" for name, text in self.rows()]
         faults = ["", *(f"- {fault}" for fault in self.broken)] if self.broken else []
         return "\n".join([head, "| | |", "|---|---|", *rows, *faults]) + "\n"
 
 
+ALT = "Bars: runs, signals and broken promises; the processes that signals were sent to; the latest stop"
 PAGE = """# Soak
 
 The soak starts jobs of 1 to 8 ranks that obey SIGTERM, ignore it, fail, die, leave children,
-sessions and daemons and write output, and sends random signals to random processes of them. Written by
-`make soak`; do not edit. Linux {linux}, Python {python}, {cores} cores. What is checked after each run stands
-at the top of `tests/faults/soak.py`.
+sessions and daemons and write output, and sends random signals to random processes of them.
+
+{picture}
+
+Written by `make soak`; do not edit. Linux {linux}, Python {python}, {cores} cores. What is checked after each
+run stands at the top of `tests/faults/soak.py`.
 """
+
+
+def picture(page: str) -> str:
+    """The SVG of the page's table."""
+    of = dict(bars.tables(page)[0].rows)
+    counts = [(name, counted(of[name])) for name in ("runs", "signals sent", "promises broken")]
+    hit = [(name, counted(count)) for name, count in re.findall(r"([^,]+) (\d+)(?:, |$)", of["members hit"])]
+    charts = [Chart("What was done, and what broke", counts), Chart("Signals, by the process they hit", hit)]
+    if latest := re.search(r"([+-][\d.]+) s beyond its grace", of["latest stop"]):
+        bar = Bar(max(0.0, float(latest[1])), f"{latest[1]} s")
+        line = (SLACK, f"promised, {SLACK:+g} s")
+        charts.append(Chart("Latest stop, beyond its grace", [(of["launcher"], [bar])], line=line))
+    return bars.picture(charts)
+
+
+def counted(cell: str) -> list[Bar]:
+    """The number that a cell begins with."""
+    number = re.match(r"\d+", cell)
+    return [Bar(int(number[0]), number[0])] if number else []
 
 
 def listed(counter: Counter[str]) -> str:
@@ -158,7 +191,9 @@ def main() -> int:
         run += 1
     print(figures.summary())
     if args.write:
-        args.write.write_text(figures.page())
+        page = figures.page(args.write.stem)
+        args.write.write_text(page)
+        args.write.with_suffix(".svg").write_text(picture(page))
     return int(bool(figures.broken))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import bars
 import pytest
 import soak
 import soak_run
@@ -79,3 +81,24 @@ def test_the_page_has_figures_and_broken_promises() -> None:
     assert f"| seed | {SEED} |\n" in page
     assert "| runs | 1 |\n" in page
     assert f"- run 0 of seed {SEED}: (a) 1 survivor\n" in page
+    assert bars.image("soak", soak.ALT) in page
+    assert ">promises broken<" in soak.picture(page)
+
+
+def test_the_picture_is_of_the_page() -> None:
+    """`make soak` writes both; who edits one has to write the other."""
+    page = (soak_run.DOCS / "soak.md").read_text()
+    assert bars.image("soak", soak.ALT) in page
+    picture = (soak_run.DOCS / "soak.svg").read_text()
+    assert picture == soak.picture(page)
+    of = dict(bars.tables(page)[0].rows)
+    hit = [words.rpartition(" ")[2] for words in of["members hit"].split(", ")]
+    counts = [of["runs"], of["signals sent"].partition(":")[0], of["promises broken"], *hit]
+    assert re.findall(r">(\d+)</text>", picture) == counts
+    assert f">{of['latest stop'].split()[2]} s<" in picture
+
+
+def test_a_soak_without_a_stop_has_a_picture() -> None:
+    picture = soak.picture(soak.Figures(SEED, LAUNCHERS["rlaunch"]).page())
+    assert ">0</text>" in picture
+    assert "Latest stop" not in picture
