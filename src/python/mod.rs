@@ -32,8 +32,8 @@ mod lib {
     use super::errors::{self, to_python};
     use super::rank::PortLeases;
     use super::texts;
+    use crate::cli::common::interpreter::Interpreter;
     use crate::cli::control;
-    use crate::cli::doctor::Interpreter;
     use crate::cli::paddle::frontend;
     use crate::model::{Endpoint, EnvDelta};
     use crate::plan::devices::assign;

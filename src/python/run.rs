@@ -1,7 +1,7 @@
 //! The native part of `rlaunch.run`, torchrun's command line.
 
 use super::texts;
-use crate::cli::doctor::Interpreter;
+use crate::cli::common::interpreter::Interpreter;
 use crate::cli::torchrun::frontend;
 use crate::cli::torchrun::parse;
 use crate::spec::options::{Opt, OptKind};

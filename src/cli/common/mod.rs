@@ -1,4 +1,4 @@
-//! What all front ends share: startup, reading options, messages, exit statuses.
+//! What all front ends share: startup, reading options, messages, exit statuses, the interpreter.
 
 pub mod argparse;
 pub mod command_line;
@@ -6,6 +6,7 @@ pub mod dry_run;
 pub mod error;
 pub mod exit_code;
 pub mod help;
+pub mod interpreter;
 pub mod message;
 pub mod startup;
 pub mod status_pipe;

@@ -15,9 +15,10 @@ mod top;
 mod write_report;
 
 use crate::cli::common::exit_code;
+use crate::cli::common::interpreter::Interpreter;
 use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::common::startup::print_output;
-use crate::cli::doctor::{self, DoctorOptions, Interpreter};
+use crate::cli::doctor::{self, DoctorOptions};
 use crate::report::job_status::JobStatus;
 use crate::run::control::message::ControlRequest;
 use crate::run::control::node_answer::NodeQuestion;

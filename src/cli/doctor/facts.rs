@@ -1,5 +1,6 @@
 //! Facts of a machine that the checks judge. `gather` collects them; tests make them up.
 
+use crate::cli::common::interpreter::PythonFacts;
 use crate::plan::devices::machine::MachineDevices;
 use crate::plan::devices::threads::CpuQuota;
 use crate::probe::disk::DiskSpace;
@@ -139,40 +140,6 @@ pub(super) struct GpuState {
     pub is_prohibited: bool,
     /// `python (pid 4242)`, with its memory.
     pub holders: Vec<String>,
-}
-
-/// The interpreter, and the packages that it finds.
-#[derive(Clone, Debug, Default)]
-pub(in crate::cli) struct PythonFacts {
-    pub executable: String,
-    pub version: String,
-    /// In the order of `sys.path`.
-    pub packages: Vec<Package>,
-    /// The folder of `sys.path` whose file system does not answer. Its packages and those of later folders are missing.
-    pub hangs: Option<PathBuf>,
-}
-
-impl PythonFacts {
-    /// Packages that Python imports: of each name the first.
-    pub(in crate::cli) fn imported(&self) -> Vec<&Package> {
-        let mut first: Vec<&Package> = Vec::new();
-        for package in &self.packages {
-            if !first.iter().any(|known| known.name == package.name) {
-                first.push(package);
-            }
-        }
-        first
-    }
-}
-
-/// An installed package, by the name of its `.dist-info` folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::cli) struct Package {
-    /// In the form of PyPI: `paddlepaddle-gpu`.
-    pub name: String,
-    pub version: String,
-    /// The folder of `sys.path`.
-    pub folder: PathBuf,
 }
 
 /// Names, interfaces, ports.

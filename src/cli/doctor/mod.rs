@@ -4,31 +4,14 @@
 mod checks;
 mod facts;
 mod finding;
-pub(super) mod gather;
+mod gather;
 mod nodes;
 mod output;
 
+use crate::cli::common::interpreter::{self, Interpreter};
 use crate::cli::common::startup::print_output;
 use finding::Level;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-
-/// The interpreter that runs a command.
-#[derive(Clone, Debug, Default)]
-pub struct Interpreter {
-    /// `sys.executable`.
-    pub executable: OsString,
-    /// `3.13.1`.
-    pub version: String,
-    /// `sys.path`.
-    pub path: Vec<PathBuf>,
-}
-
-impl From<(OsString, String, Vec<PathBuf>)> for Interpreter {
-    fn from((executable, version, path): (OsString, String, Vec<PathBuf>)) -> Self {
-        Self { executable, version, path }
-    }
-}
+use std::path::Path;
 
 /// The options of the command.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +29,7 @@ pub(super) struct DoctorOptions<'a> {
 /// Checks this machine and prints the findings. Whether there is no error.
 pub(super) fn run(options: DoctorOptions<'_>, interpreter: Interpreter) -> bool {
     let Interpreter { executable, version, path } = interpreter.clone();
-    let python = gather::python::look(executable.display().to_string(), version, path);
+    let python = interpreter::look(executable.display().to_string(), version, path);
     let facts = gather::facts(options.log_dir, options.master, python);
     let mut findings = checks::findings(&facts);
     if let (Some(count), Some(master)) = (options.nodes, options.master) {

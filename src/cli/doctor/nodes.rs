@@ -1,9 +1,9 @@
 //! `rlaunch doctor --nodes`: rendezvous with the other nodes as a job's launchers do, without ranks. The coordinator names the
 //! differences between the nodes, and each node connects to others as their ranks would.
 
-use super::Interpreter;
 use super::finding::{Finding, error, ok, warning};
 use crate::cli::common::error::CliError;
+use crate::cli::common::interpreter::Interpreter;
 use crate::cli::common::message::print_notice;
 use crate::cli::elastic::advertise;
 use crate::cli::elastic::backend;

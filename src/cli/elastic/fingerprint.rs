@@ -1,8 +1,7 @@
 //! Reads this node's fingerprint: the interpreter and the frameworks of its ranks, the git commit of their script, the GPU driver.
 //! No process is started, and nothing is imported.
 
-use crate::cli::doctor::Interpreter;
-use crate::cli::doctor::gather::python;
+use crate::cli::common::interpreter::{self, Interpreter};
 use crate::model::fingerprint::{self, Fingerprint, NOT_THERE};
 use crate::spec::SpecError;
 use crate::spec::frameworks::{Framework, NAMES};
@@ -41,7 +40,7 @@ impl FingerprintSource<'_> {
         if self.python == self.launcher.executable {
             let Interpreter { version, path, .. } = self.launcher.clone();
             found.insert("python".into(), version.clone());
-            let facts = python::look(String::new(), version, path);
+            let facts = interpreter::look(String::new(), version, path);
             // The packages behind a folder that does not answer are unknown.
             let known = self.frameworks.iter().filter(|_| facts.hangs.is_none());
             for (name, framework) in

@@ -2,10 +2,10 @@
 
 use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::error::{CliError, system};
+use crate::cli::common::interpreter::Interpreter;
 use crate::cli::common::startup::{self, LauncherEnv, print_output, run_launcher};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{dry_run, exit_code, message};
-use crate::cli::doctor::Interpreter;
 use crate::cli::elastic::advertise;
 use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::legacy::prepare;

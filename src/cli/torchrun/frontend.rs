@@ -2,10 +2,10 @@
 
 use crate::cli::common::command_line;
 use crate::cli::common::error::CliError;
+use crate::cli::common::interpreter::Interpreter;
 use crate::cli::common::startup::{self, LauncherEnv, print_output, run_launcher};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{exit_code, message};
-use crate::cli::doctor::Interpreter;
 use crate::cli::torchrun::parse;
 use crate::cli::torchrun::parse::TorchrunArgs;
 use crate::cli::torchrun::{report, run};

@@ -1,10 +1,10 @@
 //! Runs this node's part of a torchrun job: from checked options to the exit status.
 
 use crate::cli::common::error::{CliError, system};
+use crate::cli::common::interpreter::Interpreter;
 use crate::cli::common::message::{self, print_error, print_notice};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{dry_run, exit_code};
-use crate::cli::doctor::Interpreter;
 use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::node::build_failure_report::{ReportContext, print_swept, warn_of_losses};
 use crate::cli::node::frontend::{Frontend, NodeEnd};

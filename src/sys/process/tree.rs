@@ -346,23 +346,20 @@ mod tests {
     }
 
     #[test]
-    fn where_a_process_sleeps_is_what_the_kernel_shows() {
-        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let pid = child.id() as i32;
-        let shown = || std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
-        loop {
-            let (before, found) = (shown(), wait_channel(pid));
-            let sleeps = ProcStat::of(pid).is_some_and(|stat| stat.state == 'S' && stat.name == "sleep");
-            if sleeps && before == shown() {
-                // A container may hide it.
-                assert_eq!(found, Some(before).filter(|text| !matches!(text.as_str(), "" | "0")));
-                break;
-            }
-            std::thread::yield_now();
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(wait_channel(pid), None);
+    fn where_a_process_sleeps_is_what_the_kernel_shows() -> io::Result<()> {
+        let mut cat = Cat::start(|command| command)?;
+        let shown = || std::fs::read_to_string(format!("/proc/{}/wchan", cat.pid())).unwrap_or_default();
+        let is_shown = |text: &String| !matches!(text.as_str(), "" | "0");
+        // A container may hide it.
+        let (mut seen, patience) = ((String::new(), None), Instant::now() + Duration::from_secs(2));
+        await_that("it waits for its input", || {
+            seen = (shown(), wait_channel(cat.pid()));
+            is_shown(&seen.0) && seen.0 == shown() || Instant::now() >= patience
+        });
+        assert_eq!(seen.1, Some(seen.0).filter(is_shown));
+        cat.end()?;
+        assert_eq!(wait_channel(cat.pid()), None);
+        Ok(())
     }
 
     #[test]

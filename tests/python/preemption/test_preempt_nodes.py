@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from effort import cases
-from launching import Ended, Place, free_ports, until
+from launching import TALKING, Ended, Place, free_ports, until
 from steps import PREEMPTED, STEPS, ask, checkpoints, events, state_after, variables
 
 BACKENDS = ["paddle master", "c10d", "static"]
@@ -120,17 +120,21 @@ def is_pending(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-# Rank 0 saves for as long as the file `saved` is missing.
-SAVES_LONG = """
-import os, time
+HEAD = f"""
+import os, sys, time
 import rlaunch
 rank, step = os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"], 0
+{TALKING}
+"""
+# Rank 0 saves for as long as the file `saved` is missing.
+SAVES_LONG = f"""
+{HEAD}
 while not rlaunch.should_stop(step):
-    open(f"ready.{rank}", "w").close()
+    tell("ready")
     time.sleep(0.01)
     step += 1
-while rank == "0" and not os.path.exists("saved"):
-    time.sleep(0.01)
+if rank == "0":
+    await_file("saved")
 """
 
 
@@ -156,15 +160,12 @@ def test_a_late_sigterm_to_a_node_whose_ranks_have_ended_is_the_same_notice(
 
 
 # Makes no further step, and ends when less than 100 s are left.
-WATCHES_TIME = """
-import os, time
-import rlaunch
-rank = os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"]
+WATCHES_TIME = f"""
+{HEAD}
 rlaunch.should_stop(0)
-open(f"ready.{rank}", "w").close()
-while (left := rlaunch.time_left()) is None or left > 100:
-    time.sleep(0.01)
-open(f"short.{rank}", "w").close()
+tell("ready")
+until(lambda: (left := rlaunch.time_left()) is not None and left < 100, "a shorter notice")
+tell("short")
 """
 
 

@@ -1,6 +1,7 @@
 //! The interpreter, and the frameworks that it would import.
 
-use crate::cli::doctor::facts::{Facts, GpuFacts, Package, PythonFacts};
+use crate::cli::common::interpreter::{Package, PythonFacts};
+use crate::cli::doctor::facts::{Facts, GpuFacts};
 use crate::cli::doctor::finding::{Finding, error, ok, warning};
 
 const PADDLE: &str = "paddlepaddle";

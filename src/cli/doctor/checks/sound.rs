@@ -1,8 +1,8 @@
 //! A sound machine, whose facts the tests of the checks change.
 
+use crate::cli::common::interpreter::PythonFacts;
 use crate::cli::doctor::facts::{
-    CpuFacts, DeviceFacts, Facts, FolderFacts, FolderState, GpuFacts, LimitFacts, NameFacts, NetworkFacts, PythonFacts,
-    SystemFacts,
+    CpuFacts, DeviceFacts, Facts, FolderFacts, FolderState, GpuFacts, LimitFacts, NameFacts, NetworkFacts, SystemFacts,
 };
 use crate::cli::doctor::finding::{Finding, Level};
 use crate::plan::devices::machine::MachineDevices;

@@ -3,10 +3,10 @@
 mod devices;
 mod folders;
 mod network;
-pub(in crate::cli) mod python;
 mod system;
 
-use crate::cli::doctor::facts::{Facts, PythonFacts};
+use crate::cli::common::interpreter::PythonFacts;
+use crate::cli::doctor::facts::Facts;
 use crate::plan::env::nested;
 use crate::spec::options::EnvVars;
 use std::path::Path;

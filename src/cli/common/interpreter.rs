@@ -1,9 +1,9 @@
-//! Facts of the interpreter: the frameworks that it would import, by the names of their folders. Nothing is imported.
+//! The interpreter that runs a command, and the packages that it would import, by the names of their folders. Nothing is imported.
 
-use crate::cli::doctor::facts::{Package, PythonFacts};
 use crate::net::thread;
 use crossbeam_channel::unbounded;
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +23,57 @@ const SHOWN: [&str; 10] = [
     "deepspeed",
     "nvidia-nccl-*",
 ];
+
+/// The interpreter that runs a command.
+#[derive(Clone, Debug, Default)]
+pub struct Interpreter {
+    /// `sys.executable`.
+    pub executable: OsString,
+    /// `3.13.1`.
+    pub version: String,
+    /// `sys.path`.
+    pub path: Vec<PathBuf>,
+}
+
+impl From<(OsString, String, Vec<PathBuf>)> for Interpreter {
+    fn from((executable, version, path): (OsString, String, Vec<PathBuf>)) -> Self {
+        Self { executable, version, path }
+    }
+}
+
+/// The interpreter, and the packages that it finds.
+#[derive(Clone, Debug, Default)]
+pub(in crate::cli) struct PythonFacts {
+    pub executable: String,
+    pub version: String,
+    /// In the order of `sys.path`.
+    pub packages: Vec<Package>,
+    /// The folder of `sys.path` whose file system does not answer. Its packages and those of later folders are missing.
+    pub hangs: Option<PathBuf>,
+}
+
+impl PythonFacts {
+    /// Packages that Python imports: of each name the first.
+    pub(in crate::cli) fn imported(&self) -> Vec<&Package> {
+        let mut first: Vec<&Package> = Vec::new();
+        for package in &self.packages {
+            if !first.iter().any(|known| known.name == package.name) {
+                first.push(package);
+            }
+        }
+        first
+    }
+}
+
+/// An installed package, by the name of its `.dist-info` folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::cli) struct Package {
+    /// In the form of PyPI: `paddlepaddle-gpu`.
+    pub name: String,
+    pub version: String,
+    /// The folder of `sys.path`.
+    pub folder: PathBuf,
+}
 
 /// Looks into the folders of `sys.path`.
 pub(in crate::cli) fn look(executable: String, version: String, path: Vec<PathBuf>) -> PythonFacts {
