@@ -179,25 +179,22 @@ fn culprit_of(
     let signalled = launched.report.ranks[local].signalled;
     let blame = blame(&bytes, process.own_exit(exit), &process.uncaught);
     let missing = blame.as_ref().and_then(|blame| blame.fault.missing_torch_variable());
-    let explanation = if let (true, Some(ground)) = (signalled, launched.blame_ground) {
-        Some(match ground {
-            BlameGround::ErrorFile => {
-                "it wrote its error file before any other rank ended, and was still exiting when it was stopped"
-                    .to_owned()
-            }
-            BlameGround::FailedLater(other) => {
-                let other = launch.plan.ranks[other].label();
-                format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
-            }
-        })
-    } else if exit == Exit::Signal(libc::SIGKILL) && process.aborted.is_none() {
-        Some(OomCounters::now(Path::new("/")).explain(&context.memory))
-    } else {
-        let missing = missing.filter(|name| rank.env.get(name).is_none());
-        missing.map(|name| {
-            format!("this job does not set torch's {name}: start it with --frameworks torch, or paddle,torch")
-        })
-    };
+    let of_stop = launched.blame_ground.filter(|_| signalled).map(|ground| match ground {
+        BlameGround::ErrorFile => {
+            "it wrote its error file before any other rank ended, and was still exiting when it was stopped".to_owned()
+        }
+        BlameGround::FailedLater(other) => {
+            let other = launch.plan.ranks[other].label();
+            format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
+        }
+    });
+    let of_kill = (!signalled && exit == Exit::Signal(libc::SIGKILL) && process.aborted.is_none())
+        .then(|| OomCounters::now(Path::new("/")).explain(&context.memory));
+    let of_variable = missing
+        .filter(|name| rank.env.get(name).is_none())
+        .map(|name| format!("this job does not set torch's {name}: start it with --frameworks torch, or paddle,torch"));
+    let explanations: Vec<_> = [of_stop, of_kill, of_variable].into_iter().flatten().collect();
+    let explanation = (!explanations.is_empty()).then(|| explanations.join("\n"));
     Culprit {
         label: rank.label(),
         local_rank: launch.plan.ranks.iter().all(|r| r.role == Role::Trainer).then_some(local),
