@@ -53,6 +53,8 @@ pub struct Coordinator {
     last_change: Duration,
     /// When the round began, or this coordinator took over.
     round_began: Duration,
+    /// How many looks had found the ranks of these nodes idle when it first was clear that all others wait for them.
+    pub(crate) idle_looks: BTreeMap<String, u32>,
     /// Exclusions that members have not received yet.
     newly_excluded: Vec<String>,
     /// No round begins before.
@@ -106,6 +108,7 @@ impl Coordinator {
             began: Some(now),
             last_change: now,
             round_began: now,
+            idle_looks: BTreeMap::new(),
             newly_excluded: Vec::new(),
             not_before: Duration::ZERO,
             may_run: BTreeMap::new(),
@@ -410,8 +413,9 @@ impl Coordinator {
         if let Some(failure) = self.exclude_stuck(&rules) {
             return self.begin_stop(now, RoundStopCause::Failed { failure }, None);
         }
-        // Not once a node has finished: it would have to repeat everything.
-        let hosts = if done > 0 { Vec::new() } else { self.newcomers(&rules) };
+        // Not once a node has finished: it would have to repeat everything. Nor while ranks are about to save and stop.
+        let is_noticed = |record: &NodeRecord| matches!(record.status, NodeStatus::Runs { is_noticed: true, .. });
+        let hosts = if done > 0 || self.of_round().any(is_noticed) { Vec::new() } else { self.newcomers(&rules) };
         let until = self.round_began + Duration::from_millis(rules.min_round_ms);
         if now < until && !hosts.is_empty() {
             self.wake_at(until);

@@ -178,6 +178,9 @@ pub enum NodeStatus {
         /// How they hang, if they do.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hang: Option<RankHang>,
+        /// Whether they are to stop soon, at a common step (`rlaunch.should_stop`).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_noticed: bool,
     },
     /// It stops its ranks for a reason of its own. Their outcome is reported when all have ended.
     Stops {
@@ -216,6 +219,9 @@ pub enum RankHang {
     Stuck {
         /// The place, for people.
         place: String,
+        /// How many looks in a row have found them so.
+        #[serde(default)]
+        looks: u32,
     },
 }
 
@@ -238,7 +244,7 @@ pub enum NodeStop {
 impl NodeStatus {
     /// That of a node whose ranks run in this round, and do not hang.
     pub const fn runs(round: u64) -> Self {
-        NodeStatus::Runs { round, hang: None }
+        NodeStatus::Runs { round, hang: None, is_noticed: false }
     }
 
     /// The last round that it knows of and in which none of its ranks runs any more; `None` while some do.
@@ -378,8 +384,8 @@ mod tests {
         assert_eq!(read(r#"{"is":"Runs","round":4}"#), Some(NodeStatus::runs(4)));
         let text = |status: &NodeStatus| serde_json::to_string(status).unwrap_or_default();
         assert_eq!(text(&NodeStatus::runs(4)), r#"{"is":"Runs","round":4}"#);
-        for hang in [RankHang::Waits, RankHang::Stuck { place: "rank 2 is in load".into() }] {
-            let status = NodeStatus::Runs { round: 4, hang: Some(hang) };
+        for hang in [RankHang::Waits, RankHang::Stuck { place: "rank 2 is in load".into(), looks: 3 }] {
+            let status = NodeStatus::Runs { round: 4, hang: Some(hang), is_noticed: true };
             assert_eq!(read(&text(&status)), Some(status));
         }
     }

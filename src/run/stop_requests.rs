@@ -52,6 +52,8 @@ pub struct StopRequests {
     first: Option<i32>,
     /// The next stop says what the ranks have obeyed already, if it is SIGTERM.
     forgives_sigterm: bool,
+    /// Such a SIGTERM has come, and has not been taken.
+    has_forgiven: bool,
 }
 
 impl StopRequests {
@@ -74,6 +76,11 @@ impl StopRequests {
     /// later is the same notice.
     pub fn forgive_next_sigterm(&mut self) {
         self.forgives_sigterm = !self.is_stopped();
+    }
+
+    /// Whether such a SIGTERM has come since the last call.
+    pub fn take_forgiven(&mut self) -> bool {
+        std::mem::take(&mut self.has_forgiven)
     }
 
     /// Ranks are about to run: signals are for them.
@@ -106,6 +113,7 @@ impl StopRequests {
 
     fn note_stop(&mut self, signal: i32) -> Option<SupervisorEvent> {
         if std::mem::take(&mut self.forgives_sigterm) && signal == libc::SIGTERM {
+            self.has_forgiven = true;
             return None;
         }
         self.first.get_or_insert(signal);
@@ -155,7 +163,9 @@ mod tests {
         let (none, stop) = (BTreeSet::new(), |signal| Some(SupervisorEvent::Stop(signal)));
         let mut requests = StopRequests::default();
         requests.forgive_next_sigterm();
+        assert!(!requests.take_forgiven());
         assert_eq!([Directly, Requested].map(|route| requests.event(15, route, &none)), [None, None]);
+        assert_eq!([requests.take_forgiven(), requests.take_forgiven()], [true, false]);
         assert_eq!((requests.stopped_by(), requests.event(15, Requested, &none)), (None, stop(15)));
         let mut requests = StopRequests::default();
         requests.forgive_next_sigterm();

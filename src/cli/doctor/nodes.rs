@@ -130,7 +130,7 @@ fn at_rendezvous(membership: &mut Membership, spec: &RendezvousSpec) -> Result<V
         Awaited::Round(round) => round,
         Awaited::Ended => return Err(of_system(io::Error::other("the other nodes have ended before this one began"))),
     };
-    membership.publish(NodeStatus::Runs { round, hang: None });
+    membership.publish(NodeStatus::runs(round));
     let (members, own) = membership.round().map_or((Vec::new(), 0), |(members, own)| (members.to_vec(), own));
     let named: Vec<&str> = members.iter().take(MAX_NAMED).map(|member| member.info.host.as_str()).collect();
     let more = if members.len() > MAX_NAMED { ", ..." } else { "" };

@@ -36,7 +36,7 @@ const DIGITS: usize = 12;
 impl FingerprintSource<'_> {
     /// Reads the fingerprint. `require_same`: what has to be the same on all nodes, so this node has to know it.
     pub fn read(&self, require_same: &str) -> Result<Fingerprint, SpecError> {
-        let mut found = Fingerprint::new();
+        let (mut found, mut hangs) = (Fingerprint::new(), None);
         if self.python == self.launcher.executable {
             let Interpreter { version, path, .. } = self.launcher.clone();
             found.insert("python".into(), version.clone());
@@ -53,14 +53,18 @@ impl FingerprintSource<'_> {
                 });
                 found.insert(name.into(), version.unwrap_or_else(|| NOT_THERE.into()));
             }
+            hangs = facts.hangs;
         }
         found.insert("git".into(), commit(&self.folder()).unwrap_or_else(|| NOT_THERE.into()));
         found.insert("driver".into(), read_word(Path::new(DRIVER)).unwrap_or_else(|| NOT_THERE.into()));
         match fingerprint::find_unknown(require_same, &found) {
             None => Ok(found),
-            Some(word) => {
-                Err(SpecError::new("--require_same", word, self.describe_unknown(word), format!("leave {word} out")))
-            }
+            Some(word) => Err(SpecError::new(
+                "--require_same",
+                word,
+                self.describe_unknown(word, hangs.as_deref()),
+                format!("leave {word} out"),
+            )),
         }
     }
 
@@ -73,14 +77,18 @@ impl FingerprintSource<'_> {
             .unwrap_or_default()
     }
 
-    fn describe_unknown(&self, word: &str) -> String {
+    /// `hangs`: a folder that does not answer.
+    fn describe_unknown(&self, word: &str, hangs: Option<&Path>) -> String {
         match word {
             "git" => format!("{} is in no git repository with a commit", self.folder().display()),
             "driver" => format!("this node has no NVIDIA driver ({DRIVER})"),
             _ if self.python != self.launcher.executable => {
                 format!("the ranks run on {}, of which the launcher knows nothing", self.python.display())
             }
-            _ => "none is installed for this interpreter".into(),
+            _ => match hangs {
+                Some(folder) => format!("packages cannot be read: {} does not answer", folder.display()),
+                None => "none is installed for this interpreter".into(),
+            },
         }
     }
 }
@@ -266,5 +274,7 @@ mod tests {
         assert!(error("git").starts_with("--require_same git: "), "{}", error("git"));
         assert!(error("git").ends_with("is in no git repository with a commit; leave git out"), "{}", error("git"));
         assert!(error("framework").contains("none is installed for this interpreter"), "{}", error("framework"));
+        let hangs = source.describe_unknown("framework", Some(Path::new("/gone")));
+        assert_eq!(hangs, "packages cannot be read: /gone does not answer");
     }
 }

@@ -113,6 +113,8 @@ impl Job<'_> {
         let mut last: Option<RoundResult> = None;
         // A failure here after which all ranks start again. The other nodes learn of it from the round's end.
         let mut failed: Option<RankFailure> = None;
+        // The warnings of the round before.
+        let mut warned: Vec<String> = Vec::new();
         let outcome = loop {
             let number = match wait.wait(&mut membership, &mut journal).map_err(CliError::EventLoop)? {
                 WaitResult::Round(number) => number,
@@ -146,9 +148,10 @@ impl Job<'_> {
             if membership.step() != (NodeStep::Start { round: number }) {
                 continue;
             }
-            for warning in membership.state().map_or(&[][..], |state| &state.warnings) {
-                warn!("{warning}");
-            }
+            let warnings = membership.state().map_or_else(Vec::new, |state| state.warnings.clone());
+            // What still holds has been said.
+            warnings.iter().filter(|warning| !warned.contains(warning)).for_each(|warning| warn!("{warning}"));
+            warned = warnings;
             let attempt = last.as_ref().map_or(0, |last| last.attempt + 1);
             if let Some(last) = &last {
                 self.put_logs_aside(last);

@@ -17,6 +17,7 @@ use crate::sys::signals::Signals;
 use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
+use tracing::info;
 
 /// Time to the first notice of what is waited for, and between later ones.
 const FIRST_NOTICE: Duration = Duration::from_secs(2);
@@ -139,6 +140,10 @@ impl<'a> RoundWait<'a> {
         loop {
             if let Some(outcome) = self.stop_outcome() {
                 return Ok(WaitResult::Ended(outcome));
+            }
+            if self.requests.take_forgiven() {
+                info!("received SIGTERM: the ranks of this node have stopped already, by a notice of preemption");
+                journal.write(JournalEvent::Signal { signal: libc::SIGTERM });
             }
             let participants = membership.receive();
             match membership.step() {

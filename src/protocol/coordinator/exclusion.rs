@@ -4,10 +4,10 @@
 use crate::protocol::coordinator::{Coordinator, CoordinatorNode};
 use crate::protocol::record::{JobRules, NodeStatus, NodeStop, OnFailure, RankFailure, RankHang};
 use crate::protocol::state::{FailingNode, RoundMember, RoundStopCause};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A launcher that is started again on a bad machine is a new node. After so many exclusions the job ends as without them.
+/// A launcher that is started again on a bad machine is a new node. Once so many are excluded, the job ends as without exclusions.
 const MOST_EXCLUDED: usize = 8;
 /// After a round that ran for so long, earlier failures count no more for their node.
 const LONG_ROUND: Duration = Duration::from_secs(600);
@@ -44,18 +44,33 @@ impl Coordinator {
     }
 
     /// Excludes the members that have joined lately and whose ranks hang at their start, while all ranks of the other nodes wait for
-    /// them. Returns why the round stops, if there are such.
+    /// them: once each has been found so again after all have reported it. Returns why the round stops, if there are such.
     pub(crate) fn exclude_stuck(&mut self, rules: &JobRules) -> Option<RankFailure> {
         let hang = |member: &RoundMember| match &self.nodes.get(&member.id)?.record.status {
-            NodeStatus::Runs { round, hang } if *round == self.state.round => hang.clone(),
+            NodeStatus::Runs { round, hang, .. } if *round == self.state.round => hang.clone(),
             _ => None,
         };
-        let hangs: Vec<RankHang> = self.members.iter().map(hang).collect::<Option<_>>()?;
-        let places = self.members.iter().zip(hangs).enumerate().filter_map(|(node, (member, hang))| match hang {
-            RankHang::Waits => None,
-            RankHang::Stuck { place } => Some((node, member, shortened(&place))),
-        });
+        let hangs: Option<Vec<RankHang>> = self.members.iter().map(hang).collect();
+        let mut looks_now = BTreeMap::new();
+        let places =
+            self.members.iter().zip(hangs.unwrap_or_default()).enumerate().filter_map(|(node, (member, hang))| {
+                match hang {
+                    RankHang::Waits => None,
+                    RankHang::Stuck { place, looks } => {
+                        looks_now.insert(member.id.clone(), looks);
+                        Some((node, member, shortened(&place)))
+                    }
+                }
+            });
         let stuck: Vec<(usize, &RoundMember, String)> = places.collect();
+        // A report may be older than those of the nodes that wait, and its ranks may have gone on since.
+        let is_known = looks_now.keys().eq(self.idle_looks.keys());
+        if !is_known || looks_now.iter().any(|(id, looks)| *looks <= self.idle_looks[id]) {
+            if !is_known {
+                self.idle_looks = looks_now;
+            }
+            return None;
+        }
         let members: Vec<&RoundMember> = stuck.iter().map(|(_, member, _)| *member).collect();
         let is_new = |member: &RoundMember| self.state.newcomers.contains(&member.id);
         if self.members.iter().all(is_new) || !members.iter().copied().all(is_new) || !self.can_exclude(rules, &members)
@@ -90,7 +105,7 @@ impl Coordinator {
         let is_elastic = (rules.min < rules.max || has_spares) && rules.on_failure != OnFailure::Hold;
         let serves_master =
             |member: &&RoundMember| self.nodes.get(&member.id).is_some_and(|node| node.record.info.serves_master);
-        let is_full = self.state.excluded.len() + members.len() > MOST_EXCLUDED;
+        let is_full = self.state.excluded.len() >= MOST_EXCLUDED;
         if !is_elastic || is_full || members.iter().any(serves_master) || self.count_done() > 0 {
             return false;
         }

@@ -188,6 +188,9 @@ impl EventLoop<'_> {
         let standing = self.launch.preempt_link.notice();
         let notice = Notice { ends: standing.map_or(notice.ends, |standing| standing.ends.min(notice.ends)), ..notice };
         self.hold(notice);
+        if let Some(membership) = &mut self.membership {
+            membership.report_notice();
+        }
         self.tell_time()?;
         let left = notice.ends.saturating_sub(clock::now()).as_secs_f64();
         self.ranks.journal.write_later(JournalEvent::PreemptNotice { cause: notice.cause.word(), left_seconds: left });

@@ -27,6 +27,8 @@ pub struct FoundHang {
     pub dump: StackDump,
     /// Whether it has not been reported yet.
     pub is_new: bool,
+    /// How many looks in a row have found it.
+    pub looks: u32,
     /// Whether the ranks have shown no sign of life since their start.
     pub is_at_start: bool,
 }
@@ -42,7 +44,7 @@ impl FoundHang {
         let is_idle =
             |group: &&StackGroup<'_>| group.process.is_some() && group.ranks.iter().all(|local| self.is_idle(*local));
         (self.is_at_start && stuck.iter().all(is_idle))
-            .then(|| RankHang::Stuck { place: stacks::describe_places(&self.dump, ranks, &stuck) })
+            .then(|| RankHang::Stuck { place: stacks::describe_places(&self.dump, ranks, &stuck), looks: self.looks })
     }
 
     fn is_idle(&self, local_rank: usize) -> bool {
@@ -81,6 +83,8 @@ pub struct HangDetector<'a> {
     moved: Duration,
     /// What each rank had written in all when it was last looked at.
     written: WrittenBytes,
+    /// How many looks in a row have found a hang.
+    looks: u32,
     has_warned: bool,
 }
 
@@ -98,6 +102,7 @@ impl<'a> HangDetector<'a> {
             began: None,
             moved: Duration::ZERO,
             written: WrittenBytes::new(),
+            looks: 0,
             has_warned: false,
         }
     }
@@ -136,8 +141,10 @@ impl<'a> HangDetector<'a> {
             }
             let action = self.watch.handle(now, HangEvent::Looked(look));
             let found = found.filter(|_| self.watch.is_reported())?;
+            let is_new = action == Some(HangAction::Report);
+            self.looks = if is_new { 1 } else { self.looks.saturating_add(1) };
             let is_at_start = self.is_at_start(now, found.silence);
-            return Some(FoundHang { is_new: action == Some(HangAction::Report), is_at_start, ..found });
+            return Some(FoundHang { is_new, looks: self.looks, is_at_start, ..found });
         }
         if self.watch.due().is_some_and(|at| now >= at)
             && self.watch.handle(now, HangEvent::Due) == Some(HangAction::Look)
@@ -176,7 +183,7 @@ impl<'a> HangDetector<'a> {
             }
             Ok(StackAnswer::Still { seconds, watched, dump }) => {
                 let (silence, watched) = (duration(seconds), duration(watched));
-                let found = FoundHang { silence, watched, dump, is_new: false, is_at_start: false };
+                let found = FoundHang { silence, watched, dump, is_new: false, looks: 0, is_at_start: false };
                 (HangLook::Still, Some(found))
             }
             Ok(StackAnswer::Moved | StackAnswer::Stacks(_)) => (HangLook::Moved, None),
@@ -233,13 +240,13 @@ mod tests {
         let line = |n| RankLine { local_rank: n, label: label(2 + n), has_ended: false, place: None };
         let lines: Vec<RankLine> = (0..ranks.len()).map(line).collect();
         let dump = StackDump { ranks };
-        FoundHang { silence: T, watched: WATCHED, dump, is_new: true, is_at_start }.for_other_nodes(&lines)
+        FoundHang { silence: T, watched: WATCHED, dump, is_new: false, looks: 4, is_at_start }.for_other_nodes(&lines)
     }
 
     #[test]
     fn other_nodes_learn_of_ranks_that_wait_or_have_been_idle_elsewhere_since_their_start() {
         let hangs = |local| rank(local, &[("<module>", "hangs.py")], 0.0);
-        let stuck = |place: &str| Some(RankHang::Stuck { place: place.into() });
+        let stuck = |place: &str| Some(RankHang::Stuck { place: place.into(), looks: 4 });
         let torch = "/v/site-packages/torch/distributed/distributed_c10d.py";
         let paddle = "/v/site-packages/paddle/distributed/parallel.py";
         let store = "/v/site-packages/torch/distributed/rendezvous.py";

@@ -166,6 +166,15 @@ impl Membership {
         }
     }
 
+    /// Publishes that its ranks are to stop soon: no node that joins stops them before.
+    pub fn report_notice(&mut self) {
+        if let NodeStatus::Runs { is_noticed, .. } = &mut self.node_state.status
+            && !std::mem::replace(is_noticed, true)
+        {
+            self.backend.put(&Self::record(&self.info, &self.node_state.status));
+        }
+    }
+
     /// Receives events, once the descriptor is readable. Returns the participants if they have changed.
     pub fn receive(&mut self) -> Option<Participants> {
         let mut participants = None;

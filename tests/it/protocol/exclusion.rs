@@ -74,6 +74,21 @@ fn nodes_that_join_one_after_another_stop_a_round_once() {
     assert_eq!(*hosts, ["host-b", "host-c", "host-d"]);
 }
 
+/// The ranks are about to save, and to stop at a common step.
+#[test]
+fn a_node_that_joins_stops_no_round_whose_ranks_stop_soon() {
+    let rules = level_1(1, 3, 5);
+    let mut machine = running(&rules, &["a", "b"]);
+    let noticed = NodeStatus::Runs { round: 2, hang: None, is_noticed: true };
+    machine.record("b", record(&rules, "b", noticed), time(1_000));
+    machine.record("c", record(&rules, "c", NodeStatus::Ready { seen: 2 }), time(2_000));
+    machine.turn(time(2_000));
+    assert_eq!(machine.state().phase, JobPhase::Running);
+    machine.record("b", record(&rules, "b", RUNS), time(3_000));
+    machine.turn(time(3_000));
+    assert!(matches!(machine.state().phase, JobPhase::Stopping { why: RoundStopCause::More { .. }, .. }));
+}
+
 #[test]
 fn a_spare_stops_no_round_and_takes_the_place_of_a_lost_node_at_once() {
     let rules = JobRules { spares: Some(1), on_loss: OnNodeLoss::Regroup, last_call_ms: 30_000, ..level_1(2, 2, 5) };
@@ -234,12 +249,21 @@ fn joined(rules: &JobRules, old: &[&str], new: &[&str]) -> Coordinator {
 }
 
 fn waits(round: u64) -> NodeStatus {
-    NodeStatus::Runs { round, hang: Some(RankHang::Waits) }
+    NodeStatus::Runs { round, hang: Some(RankHang::Waits), is_noticed: false }
 }
 
 fn stuck(round: u64) -> NodeStatus {
     let place = "rank 2 is in <module> (hangs.py:2)".to_owned();
-    NodeStatus::Runs { round, hang: Some(RankHang::Stuck { place }) }
+    NodeStatus::Runs { round, hang: Some(RankHang::Stuck { place, looks: 1 }), is_noticed: false }
+}
+
+/// As a further look has found it.
+fn still_stuck(round: u64) -> NodeStatus {
+    let mut status = stuck(round);
+    if let NodeStatus::Runs { hang: Some(RankHang::Stuck { looks, .. }), .. } = &mut status {
+        *looks += 1;
+    }
+    status
 }
 
 fn report(machine: &mut Coordinator, rules: &JobRules, statuses: &[(&str, NodeStatus)]) {
@@ -249,13 +273,46 @@ fn report(machine: &mut Coordinator, rules: &JobRules, statuses: &[(&str, NodeSt
     machine.turn(time(700_000));
 }
 
+/// The same, as further looks have found it.
+fn report_again(machine: &mut Coordinator, rules: &JobRules, statuses: &[(&str, NodeStatus)]) {
+    let again = |status: &NodeStatus| match status {
+        NodeStatus::Runs { round, hang: Some(RankHang::Stuck { .. }), .. } => still_stuck(*round),
+        other => other.clone(),
+    };
+    let statuses: Vec<_> = statuses.iter().map(|(id, status)| (*id, again(status))).collect();
+    report(machine, rules, &statuses);
+}
+
+/// More than are excluded one after another.
+#[test]
+fn many_newcomers_that_hang_are_excluded_at_once() {
+    let new = ["c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+    let rules = level_1(2, 12, 3);
+    let mut machine = joined(&rules, &["a", "b"], &new);
+    let statuses = [("a", waits(3)), ("b", waits(3))].into_iter().chain(new.map(|id| (id, stuck(3))));
+    let statuses: Vec<_> = statuses.collect();
+    report(&mut machine, &rules, &statuses);
+    report_again(&mut machine, &rules, &statuses);
+    assert_eq!(machine.state().excluded.keys().collect::<Vec<_>>(), new, "{:?}", machine.state());
+}
+
 #[test]
 fn a_newcomer_whose_ranks_hang_at_their_start_is_excluded_without_a_restart() {
     for rules in [level_1(2, 3, 0), level_1(2, 4, 3)] {
         let mut machine = joined(&rules, &["a", "b"], &["c"]);
         report(&mut machine, &rules, &[("a", waits(3)), ("c", stuck(3))]);
         assert_eq!(machine.state().phase, JobPhase::Running, "b has not said what its ranks do");
+        report(&mut machine, &rules, &[("c", still_stuck(3))]);
+        assert_eq!(machine.state().phase, JobPhase::Running);
         report(&mut machine, &rules, &[("b", waits(3))]);
+        assert_eq!(machine.state().phase, JobPhase::Running, "c may have gone on since its look");
+        report(&mut machine, &rules, &[("c", stuck(3))]);
+        assert_eq!(machine.state().phase, JobPhase::Running, "no further look");
+        // It is found idle for the first time again, as all others wait for it.
+        report(&mut machine, &rules, &[("c", NodeStatus::runs(3))]);
+        report(&mut machine, &rules, &[("c", stuck(3))]);
+        assert_eq!(machine.state().phase, JobPhase::Running, "c may have gone on since its look");
+        report(&mut machine, &rules, &[("c", still_stuck(3))]);
         let JobPhase::Stopping { why: RoundStopCause::Failed { failure }, end: None } = &machine.state().phase else {
             panic!("{:?}", machine.state())
         };
@@ -298,6 +355,9 @@ fn all_newcomers_that_hang_are_excluded_at_once_also_after_rounds_that_others_en
     machine.turn(time(3_000) + time(rules.last_call_ms));
     assert_eq!(member_ids(&machine), ["a", "b", "c", "d"]);
     report(&mut machine, &rules, &[("a", waits(4)), ("b", waits(4)), ("c", stuck(4)), ("d", stuck(4))]);
+    report(&mut machine, &rules, &[("c", still_stuck(4))]);
+    assert_eq!(machine.state().phase, JobPhase::Running, "d may have gone on since its look");
+    report(&mut machine, &rules, &[("d", still_stuck(4))]);
     let state = machine.state();
     assert_eq!(state.excluded.keys().collect::<Vec<_>>(), ["c", "d"], "{state:?}");
 }
@@ -309,6 +369,7 @@ fn no_hang_excludes_a_node_unless_it_is_clear_that_newcomers_hold_up_the_others(
         let mut machine = joined(rules, &["a", "b"], &["c"]);
         let statuses: Vec<_> = ["a", "b", "c"].into_iter().zip(statuses).collect();
         report(&mut machine, rules, &statuses);
+        report_again(&mut machine, rules, &statuses);
         assert_eq!((&machine.state().phase, machine.state().excluded.len()), (&JobPhase::Running, 0), "{what}");
     };
     case("a member hangs", &rules, [stuck(3), waits(3), waits(3)]);
@@ -324,7 +385,9 @@ fn no_hang_excludes_a_node_unless_it_is_clear_that_newcomers_hold_up_the_others(
     case("the others would wait for another node", &held, [waits(3), waits(3), stuck(3)]);
     // From the first round on.
     let mut machine = running(&rules, &["a", "b", "c"]);
-    report(&mut machine, &rules, &[("a", waits(2)), ("b", waits(2)), ("c", stuck(2))]);
+    let statuses = [("a", waits(2)), ("b", waits(2)), ("c", stuck(2))];
+    report(&mut machine, &rules, &statuses);
+    report_again(&mut machine, &rules, &statuses);
     assert_eq!((&machine.state().phase, machine.state().excluded.len()), (&JobPhase::Running, 0));
 }
 
@@ -332,10 +395,13 @@ fn no_hang_excludes_a_node_unless_it_is_clear_that_newcomers_hold_up_the_others(
 fn the_newcomer_that_serves_the_master_is_not_excluded_and_a_node_is_no_newcomer_for_ever() {
     let rules = level_1(1, 3, 3);
     let mut machine = joined(&rules, &["a"], &["b"]);
-    let mut serves = record(&rules, "b", stuck(3));
-    serves.info.serves_master = true;
-    machine.record("b", serves, time(700_000));
     report(&mut machine, &rules, &[("a", waits(3))]);
+    for status in [stuck(3), still_stuck(3)] {
+        let mut serves = record(&rules, "b", status);
+        serves.info.serves_master = true;
+        machine.record("b", serves, time(700_000));
+        machine.turn(time(700_000));
+    }
     assert!(machine.state().excluded.is_empty());
 
     for (lasts, excluded) in [(1_000_000, 1), (2_000_000, 0)] {
@@ -348,10 +414,10 @@ fn the_newcomer_that_serves_the_master_is_not_excluded_and_a_node_is_no_newcomer
         machine.turn(time(lasts));
         machine.turn(time(lasts) + time(rules.last_call_ms));
         assert_eq!(member_ids(&machine), ["a", "b", "c"]);
-        for (id, status) in [("a", waits(4)), ("b", stuck(4)), ("c", waits(4))] {
+        for (id, status) in [("a", waits(4)), ("b", stuck(4)), ("c", waits(4)), ("b", still_stuck(4))] {
             machine.record(id, record(&rules, id, status), time(lasts + 700_000));
+            machine.turn(time(lasts + 700_000));
         }
-        machine.turn(time(lasts + 700_000));
         assert_eq!(machine.state().excluded.len(), excluded, "round 3 lasted {lasts} ms");
     }
 }

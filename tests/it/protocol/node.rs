@@ -176,7 +176,7 @@ impl World<'_> {
             Event::PeerGone { node, run } => {
                 self.fails(node, run, RankFailure { lost_peer: true, ..RankFailure::default() })
             }
-            Event::HangFound { node, run } => self.hang_found(node, run),
+            Event::HangFound { node, run, looks } => self.hang_found(node, run, looks),
             Event::RanksStopped { node, run } => self.ranks_stopped(node, run),
             Event::LosesPatience { node, contact } if self.nodes[node].here && self.nodes[node].ranks.is_none() => {
                 let sim = &self.nodes[node];
@@ -283,7 +283,7 @@ impl World<'_> {
         self.hold(node, round);
         self.stand(node, NodeStatus::runs(round));
         self.at(self.now + lasts, Event::RanksEnd { node, run });
-        self.at(self.now + self.story.hang_after, Event::HangFound { node, run });
+        self.at(self.now + self.story.hang_after, Event::HangFound { node, run, looks: 1 });
     }
 
     fn life(&self, node: usize, run: u32) -> Life {
@@ -291,17 +291,19 @@ impl World<'_> {
         lives[(run as usize - 1).min(lives.len() - 1)]
     }
 
-    /// It reports that its ranks hang, or wait for those of others: also where these do not hang.
-    fn hang_found(&mut self, node: usize, run: u32) {
+    /// It reports that its ranks hang, or wait for those of others, also where these do not hang; and looks again later.
+    fn hang_found(&mut self, node: usize, run: u32, looks: u32) {
         let is_stuck = matches!(self.life(node, run), Life::Hangs(_));
         let sim = &mut self.nodes[node];
         let Some(round) = sim.ranks.as_ref().filter(|ranks| sim.run == run && !ranks.stopping).map(|ranks| ranks.round)
         else {
             return;
         };
-        let hang = if is_stuck { RankHang::Stuck { place: "rank 0 is in sleep".into() } } else { RankHang::Waits };
+        let hang =
+            if is_stuck { RankHang::Stuck { place: "rank 0 is in sleep".into(), looks } } else { RankHang::Waits };
         sim.hung.extend(is_stuck.then_some(round));
-        self.stand(node, NodeStatus::Runs { round, hang: Some(hang) });
+        self.stand(node, NodeStatus::Runs { round, hang: Some(hang), is_noticed: false });
+        self.at(self.now + self.story.hang_after, Event::HangFound { node, run, looks: looks + 1 });
     }
 
     fn ranks_end(&mut self, node: usize, run: u32) {

@@ -86,6 +86,7 @@ pub enum Event {
     HangFound {
         node: usize,
         run: u32,
+        looks: u32,
     },
     RanksStopped {
         node: usize,

@@ -223,7 +223,12 @@ fn a_hang_is_published_when_it_changes_and_the_ranks_keep_their_lease() {
         let read = |text: &String| serde_json::from_str::<NodeRecord>(text).unwrap().status;
         job.puts.lock().unwrap()[before..].iter().map(read).collect()
     };
-    assert_eq!(statuses(), [NodeStatus::Runs { round: 1, hang: Some(RankHang::Waits) }, NodeStatus::runs(1)]);
+    let runs = |hang, is_noticed| NodeStatus::Runs { round: 1, hang, is_noticed };
+    assert_eq!(statuses(), [runs(Some(RankHang::Waits), false), runs(None, false)]);
+    job.membership.report_notice();
+    job.membership.report_notice();
+    job.membership.report_hang(Some(RankHang::Waits));
+    assert_eq!(statuses()[2..], [runs(None, true), runs(Some(RankHang::Waits), true)]);
     assert_eq!(job.stop(), Some(("unreachable", true)), "its lease is the one that the launcher process has ended");
     job.membership.publish(NodeStatus::Ready { seen: 1 });
     job.membership.report_hang(Some(RankHang::Waits));

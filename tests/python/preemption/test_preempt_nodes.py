@@ -13,17 +13,23 @@ from pathlib import Path
 
 import pytest
 from effort import cases
+from etcd import Etcd
 from launching import TALKING, Ended, Place, free_ports, until
 from steps import PREEMPTED, STEPS, ask, checkpoints, events, state_after, variables
 
-BACKENDS = ["paddle master", "c10d", "static"]
+BACKENDS = ["paddle master", "paddle etcd", "c10d", "static"]
 
 
-def command(backend: str, node: int, port: int, ranks: int) -> list[str]:
-    """A launcher's command line, without the script."""
-    if backend == "paddle master":
-        return ["rlaunch", "--nnodes=2", f"--master=127.0.0.1:{port}", f"--rank={node}",
-                f"--nproc_per_node={ranks}", f"--log_dir=log.{node}", "--host=127.0.0.1"]  # fmt: skip
+def command(backend: str, node: int, port: int, ranks: int, etcd: int) -> list[str]:
+    """A launcher's module and options."""
+    if backend.startswith("paddle"):
+        # A run has a port of its own for the master, and a job of its own at etcd.
+        at = {
+            "paddle master": [f"--master=127.0.0.1:{port}", f"--rank={node}"],
+            "paddle etcd": [f"--master=etcd://127.0.0.1:{etcd}", f"--job_id={port}"],
+        }
+        return ["rlaunch", "--nnodes=2", *at[backend], f"--nproc_per_node={ranks}", f"--log_dir=log.{node}",
+                "--host=127.0.0.1"]  # fmt: skip
     where = {
         "c10d": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"],
         "static": [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"],
@@ -40,8 +46,9 @@ def command(backend: str, node: int, port: int, ranks: int) -> list[str]:
 class TwoNodes:
     """Two launchers of one job on this machine."""
 
-    def __init__(self, folder: Path, backend: str, ranks: tuple[int, int]) -> None:
+    def __init__(self, folder: Path, backend: str, ranks: tuple[int, int], etcd: Etcd | None = None) -> None:
         self.folder, self.backend, self.ranks = folder, backend, ranks
+        self.etcd_port = etcd.port if etcd else 0
         self.launchers: list[subprocess.Popen[bytes]] = []
 
     def runtime(self, node: int) -> Path:
@@ -53,7 +60,8 @@ class TwoNodes:
         with contextlib.ExitStack() as cleaned:
             launchers = []
             for node, ranks in enumerate(self.ranks):
-                words = [sys.executable, "-m", *command(self.backend, node, port, ranks), "train.py"]
+                options = command(self.backend, node, port, ranks, self.etcd_port)
+                words = [sys.executable, "-m", *options, "train.py"]
                 env = variables(self.runtime(node), **more)
                 process = subprocess.Popen(words, cwd=self.folder, env=env, **pipes)  # type: ignore[call-overload]
                 launchers.append(cleaned.enter_context(Place.cleaned(process)))
@@ -71,14 +79,22 @@ class TwoNodes:
 
     def log_dir(self, node: int) -> Path:
         folder = self.folder / f"log.{node}"
-        return folder if self.backend == "paddle master" else next(folder.iterdir())
+        return folder if self.backend.startswith("paddle") else next(folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with Etcd(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", range(cases(2, 17)))
-def test_a_random_notice_ends_both_nodes_at_one_step(case: int, backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", range(cases(2, 13)))
+def test_a_random_notice_ends_both_nodes_at_one_step(
+    case: int, backend: str, tmp_path: Path, etcd: Etcd
+) -> None:
     rng = random.Random(f"{backend} {case}")
-    job = TwoNodes(tmp_path, backend, (rng.randint(1, 2), rng.randint(1, 2)))
+    job = TwoNodes(tmp_path, backend, (rng.randint(1, 2), rng.randint(1, 2)), etcd)
     node, how, after = rng.randrange(2), rng.choice(["SIGTERM", "rlaunch preempt"]), rng.random() * 0.5
     (tmp_path / "train.py").write_text(STEPS)
     with job.run(STEP_SECONDS=str(rng.choice([0.0004, 0.002, 0.02]))) as launchers:
@@ -113,13 +129,6 @@ def test_notices_to_both_nodes_at_once_are_one(tmp_path: Path) -> None:
     assert len(set(checkpoints(tmp_path))) == 1
 
 
-def is_pending(pid: int, number: int) -> bool:
-    """Whether a process has not read this signal yet."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
-    return any(mask >> (number - 1) & 1 for mask in masks)
-
-
 HEAD = f"""
 import os, sys, time
 import rlaunch
@@ -139,11 +148,11 @@ if rank == "0":
 
 
 # A node of a static rendezvous does not wait for the others.
-@pytest.mark.parametrize("backend", ["paddle master", "c10d"])
+@pytest.mark.parametrize("backend", ["paddle master", "paddle etcd", "c10d"])
 def test_a_late_sigterm_to_a_node_whose_ranks_have_ended_is_the_same_notice(
-    backend: str, tmp_path: Path
+    backend: str, tmp_path: Path, etcd: Etcd
 ) -> None:
-    job = TwoNodes(tmp_path, backend, (1, 1))
+    job = TwoNodes(tmp_path, backend, (1, 1), etcd)
     (tmp_path / "train.py").write_text(SAVES_LONG)
     with job.run() as launchers:
         job.await_ready(launchers)
@@ -153,7 +162,7 @@ def test_a_late_sigterm_to_a_node_whose_ranks_have_ended_is_the_same_notice(
         launchers[1 - first].send_signal(signal.SIGTERM)
         until(lambda: events(job.log_dir(first), "rank_ended"), "the end of rank 1")
         late.send_signal(signal.SIGTERM)
-        until(lambda: not is_pending(late.pid, signal.SIGTERM), "the launcher, which reads the signal")
+        until(lambda: events(job.log_dir(first), "signal"), "the launcher, which reads the signal")
         (tmp_path / "saved").touch()
         ends = job.ends(launchers)
     assert [end.status for end in ends] == [PREEMPTED] * 2, [end.stderr for end in ends]
@@ -170,8 +179,10 @@ tell("short")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_ranks_of_both_nodes_learn_of_a_shorter_notice_to_one(backend: str, tmp_path: Path) -> None:
-    job = TwoNodes(tmp_path, backend, (1, 1))
+def test_ranks_of_both_nodes_learn_of_a_shorter_notice_to_one(
+    backend: str, tmp_path: Path, etcd: Etcd
+) -> None:
+    job = TwoNodes(tmp_path, backend, (1, 1), etcd)
     (tmp_path / "train.py").write_text(WATCHES_TIME)
     with job.run(RLAUNCH_PREEMPT_TIME="3600") as launchers:
         job.await_ready(launchers)
@@ -182,6 +193,50 @@ def test_ranks_of_both_nodes_learn_of_a_shorter_notice_to_one(backend: str, tmp_
         ends = job.ends(launchers)
     assert sorted(path.name for path in tmp_path.glob("short.*")) == ["short.0", "short.1"]
     assert [end.status for end in ends] == [0, 0], [end.stderr for end in ends]
+
+
+# Saves for as long as the file `go` is missing.
+SAVES = f"""
+{HEAD}
+while not rlaunch.should_stop(step):
+    tell("ready")
+    time.sleep(0.01)
+    step += 1
+tell("saves")
+await_file("go")
+tell("saved")
+"""
+
+
+@pytest.mark.parametrize("backend", ["master", "etcd"])
+def test_a_node_that_joins_does_not_stop_ranks_that_save(backend: str, tmp_path: Path, etcd: Etcd) -> None:
+    port = free_ports(1)
+    at = {"master": [f"--master=127.0.0.1:{port}"], "etcd": [f"--master=etcd://127.0.0.1:{etcd.port}"]}[
+        backend
+    ]
+    options = ["--nnodes=1:2", *at, f"--job_id={port}", "--min_round_time=0", "--elastic_timeout=1"]
+    (tmp_path / "train.py").write_text(SAVES)
+
+    def launcher(node: int) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "rlaunch", *options, f"--log_dir=log.{node}", "train.py"]
+        with (tmp_path / f"output.{node}").open("wb") as output:
+            return subprocess.Popen(
+                words, cwd=tmp_path, env=variables(tmp_path / f"run.{node}"), stdout=output, stderr=output
+            )
+
+    def printed(node: int) -> str:
+        return (tmp_path / f"output.{node}").read_text()
+
+    with Place.cleaned(launcher(0)) as first:
+        until(lambda: (tmp_path / "ready.0").exists(), "the rank")
+        ask(tmp_path / "run.0", "preempt", "--no-wait")
+        until(lambda: (tmp_path / "saves.0").exists(), "the agreement")
+        with Place.cleaned(launcher(1)) as newcomer:
+            until(lambda: "waiting" in printed(1), "the newcomer, which waits")
+            (tmp_path / "go").touch()
+            assert first.wait(60) == PREEMPTED, printed(0)
+            assert newcomer.wait(60) == 0, printed(1)
+    assert (tmp_path / "saved.0").exists()
 
 
 def test_nodes_without_a_rendezvous_are_stopped_by_sigterm(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from multi_host import MultiHost
 
 NO_INPUT = 66
 RUN = 'tell(f"began.{node}")'
+FAILS_ONCE = 'sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)'
 
 
 @pytest.fixture(params=[*BACKENDS, "etcd"])
@@ -92,6 +93,20 @@ def test_a_node_that_differs_in_what_has_to_be_the_same_is_refused(
         assert not list(tmp_path.glob("began.*"))
         job.end_successfully(zero, job.node(1, option, one, module=module))
         assert "git commit: " not in zero.stderr(), "they are the same"
+
+
+def test_nodes_that_differ_are_named_once_though_their_ranks_start_again(
+    tmp_path: Path, made: MultiHost
+) -> None:
+    with Job(tmp_path, made.on, AtMaster) as job:
+        commits = [repository(tmp_path / name, name) for name in ("one", "two")]
+        script = [job.script(FAILS_ONCE, f"{name}/train.py") for name in ("one", "two")]
+        nodes = [job.node(on, "--max-restarts=1", one, module=TORCH) for on, one in enumerate(script)]
+        job.end_successfully()
+        for node in nodes:
+            assert "all ranks start again" in node.stderr()
+            (line,) = re.findall("git commit: .*", node.stderr())
+            assert all(commit in line for commit in commits)
 
 
 def test_a_folder_without_a_repository_cannot_have_the_same_commit(tmp_path: Path, made: MultiHost) -> None:
