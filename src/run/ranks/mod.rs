@@ -30,7 +30,8 @@ use crate::run::prepare::preflight::store_limits;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::sweep;
-use crate::run::sweep::{Leftover, SweepBudget};
+use crate::run::sweep::Leftover;
+use crate::run::sweep::after_rank::{SweepBudget, after_rank};
 use crate::run::sweep::{group_signal, paddle_memory};
 use crate::run::tokens::{SAMPLES, ZYGOTE};
 use crate::run::zygote::ZygoteEvent;
@@ -280,9 +281,8 @@ impl RankHost for RankProcesses<'_> {
 
     fn before_reap(&mut self, end: &PendingExit<'_>) {
         let key = sweep::rank_key(&self.launch.job_key, end.id.attempt, end.id.local_rank);
-        // Processes that an error hides now are found by the sweep of the whole job.
         let key = (key.as_str(), self.launch.key_places());
-        let found = sweep::after_rank(end, key, &self.launch.no_sweep, &mut self.sweep_budget).unwrap_or_default();
+        let found = after_rank(end, key, &self.launch.no_sweep, &mut self.sweep_budget);
         self.swept_last = found.len();
         self.swept[end.id.local_rank].extend(found);
     }
@@ -358,7 +358,13 @@ impl RankHost for RankProcesses<'_> {
         let ((kept, readers), cgroup) = (self.launch.kept_in_sweep(), self.launch.cgroup.as_ref());
         let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut || false);
         drop(readers);
-        self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
+        self.strays.extend(swept.map_or_else(
+            |error| {
+                warn!("{error}; the next attempt may meet processes of this one");
+                error.killed
+            },
+            |swept| swept.killed,
+        ));
         self.remove_memory();
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);

@@ -80,6 +80,16 @@ pub fn list(pid: i32, name: &str) -> io::Result<ReadDir> {
     std::fs::read_dir(format!("/proc/{pid}/{name}"))
 }
 
+/// Fails if this process cannot open the two files at once that a list of processes takes: without descriptors or memory all
+/// lists are empty. A missing /proc is another matter (`verify`).
+pub fn check_descriptors() -> io::Result<()> {
+    let opened = File::open("/proc").and_then(|folder| Ok((folder, File::open("/proc/self/stat")?)));
+    match opened {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// All process ids that /proc lists.
 pub fn pids() -> Vec<i32> {
     let listed = proven().and_then(|()| std::fs::read_dir("/proc"));
