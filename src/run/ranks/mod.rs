@@ -32,6 +32,7 @@ use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::sweep;
 use crate::run::sweep::Leftover;
 use crate::run::sweep::after_rank::{SweepBudget, after_rank};
+use crate::run::sweep::stop_watch::StopWatch;
 use crate::run::sweep::{group_signal, paddle_memory};
 use crate::run::tokens::{SAMPLES, ZYGOTE};
 use crate::run::zygote::ZygoteEvent;
@@ -41,6 +42,7 @@ use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::CgroupDir;
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::Lifeline;
+use crate::sys::process::procfs::interrupt::Interrupt;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
 use crate::sys::process::tree;
@@ -78,6 +80,8 @@ pub struct RankProcesses<'a> {
     swept_last: usize,
     sweep_budget: SweepBudget,
     signal_budget: SweepBudget,
+    /// Whether a stop waits while something is swept.
+    pub stop_watch: Arc<StopWatch>,
     /// What runs while ranks are killed.
     seen_at_kill: OnceCell<Snapshot>,
     /// When a rank ended last.
@@ -110,11 +114,13 @@ impl<'a> RankProcesses<'a> {
     pub fn new(
         launch: &'a Launch<'a>,
         store: &'a StoreSockets,
-        poll: Arc<Poller>,
+        (poll, stop_watch): (Arc<Poller>, StopWatch),
         journal: Journal,
         listener: &'a dyn LaunchListener,
     ) -> io::Result<Self> {
         launch.samples.register(&poll, SAMPLES)?;
+        let stop_watch = Arc::new(stop_watch);
+        let watch = stop_watch.clone();
         Ok(Self {
             launch,
             lifelines: launch.plan.ranks.iter().map(|_| None).collect(),
@@ -132,8 +138,10 @@ impl<'a> RankProcesses<'a> {
             uncaught_files: launch.plan.ranks.iter().map(|_| None).collect(),
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
-            sweep_budget: SweepBudget::default(),
-            signal_budget: SweepBudget::default(),
+            sweep_budget: SweepBudget::new(Interrupt::when(move || watch.is_stop_waiting())),
+            // Without the command lines helpers would be signalled too.
+            signal_budget: SweepBudget::new(Interrupt::never()),
+            stop_watch,
             seen_at_kill: OnceCell::new(),
             last_end: Duration::ZERO,
             rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
@@ -334,7 +342,7 @@ impl RankHost for RankProcesses<'_> {
 
     fn before_kill(&mut self, pids: &[i32]) {
         self.seen_at_kill = OnceCell::new();
-        sweep::await_torch_memory(pids);
+        sweep::await_torch_memory(pids, &|| self.stop_watch.is_stop_waiting());
     }
 
     fn before_stop(&mut self) {
@@ -356,7 +364,8 @@ impl RankHost for RankProcesses<'_> {
 
     fn sweep_job(&mut self) {
         let ((kept, readers), cgroup) = (self.launch.kept_in_sweep(), self.launch.cgroup.as_ref());
-        let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut || false);
+        let mut is_urgent = || self.stop_watch.is_stop_waiting();
+        let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut is_urgent);
         drop(readers);
         self.strays.extend(swept.map_or_else(
             |error| {

@@ -5,6 +5,7 @@ pub mod after_rank;
 pub mod group_signal;
 pub mod no_sweep;
 pub mod paddle_memory;
+pub mod stop_watch;
 
 use crate::run::stacks::is_reader;
 use crate::run::sweep::no_sweep::{LATE_PATIENCE, NoSweep};
@@ -83,15 +84,15 @@ pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
 }
 
 /// Waits while one of these ranks or a process that it has started, such as a data loader's worker, is creating shared memory
-/// for torch. On a busy machine that may take some milliseconds.
-pub fn await_torch_memory(ranks: &[i32]) {
+/// for torch, unless a stop waits for this process meanwhile. On a busy machine that may take some milliseconds.
+pub fn await_torch_memory(ranks: &[i32], is_stop_waiting: &dyn Fn() -> bool) {
     let begun = clock::now();
     let mut creating = tree::torch_memory_creators();
     if !creating.is_empty() {
         let below = Snapshot::take().trees(ranks.iter().copied());
         creating.retain(|pid| below.contains(pid) && tree::is_creating_torch_memory(*pid));
     }
-    while !creating.is_empty() && since(begun) < MULTIPROCESSING_PATIENCE {
+    while !creating.is_empty() && since(begun) < MULTIPROCESSING_PATIENCE && !is_stop_waiting() {
         pause(INTERVAL);
         creating.retain(|pid| tree::is_creating_torch_memory(*pid));
     }

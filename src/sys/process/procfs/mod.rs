@@ -1,6 +1,8 @@
 //! Access to `/proc/PID` by number, after proof that /proc belongs to the PID namespace of this process. Under
 //! `unshare --pid` without `--mount-proc` it does not, and a number read from it is that of a stranger here.
 
+mod held_threads;
+pub mod interrupt;
 pub mod reader;
 pub mod snapshot;
 pub mod stat;
