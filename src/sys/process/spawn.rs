@@ -9,12 +9,14 @@ use crate::sys::process::lifeline;
 use crate::sys::process::lifeline::KillScope;
 use crate::sys::process::{clone3, pidfd};
 use crate::sys::signals;
+use nix::errno::Errno;
 use std::ffi::{CString, NulError};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
+use thiserror::Error;
 
 /// A process to be started. Paths and strings are complete before the clone; the child only reads them.
 #[derive(Debug)]
@@ -218,7 +220,7 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
 pub const THREAD_EXIT: Duration = Duration::from_millis(100);
 
 /// The names of this process's other threads, after those that have been joined are gone; empty where /proc cannot be read.
-pub fn other_threads() -> Vec<String> {
+fn other_threads() -> Vec<String> {
     let deadline = clock::now() + THREAD_EXIT;
     loop {
         let threads = list_other_threads();
@@ -237,16 +239,37 @@ fn list_other_threads() -> Vec<String> {
     others.filter_map(|task| Some(std::fs::read_to_string(task.path().join("comm")).ok()?.trim().to_owned())).collect()
 }
 
+/// Why the launcher was not forked.
+#[derive(Debug, Error)]
+pub enum ForkLauncherError {
+    /// It has other threads.
+    #[error(
+        "this process has other threads ({}), and a fork of it could wait forever for a lock that one of them holds; stop what \
+         starts them, such as a sitecustomize, a .pth file or a library of LD_PRELOAD", .names.join(", ")
+    )]
+    Threads {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// A system call failed.
+    #[error("{}", .0.raw_os_error().map_or_else(|| .0.to_string(), |errno| Errno::from_raw(errno).desc().to_owned()))]
+    System(#[from] io::Error),
+}
+
 /// Forks the launcher without an exec. Only for the launcher's own process. The child leads a new session, so signals of the
-/// terminal do not reach it, and gets a pidfd of its parent.
-pub fn fork_launcher() -> io::Result<ForkSide> {
+/// terminal do not reach it, and gets a pidfd of its parent. Refused in a process with several threads. Where /proc cannot be read,
+/// the process counts as one with a single thread: it starts none itself before this call.
+pub fn fork_launcher() -> Result<ForkSide, ForkLauncherError> {
     let parent = pidfd::open(std::process::id() as libc::pid_t)?;
-    // SAFETY: the child goes on in the copy of this process. The caller has made sure that it has one thread, or has warned:
-    // the child could wait forever for a lock that another thread holds, but for those of the C library, which takes them
-    // around a fork (fork(3)).
+    let names = other_threads();
+    if !names.is_empty() {
+        return Err(ForkLauncherError::Threads { names });
+    }
+    // SAFETY: the child goes on in the copy of this process, which has one thread: no other one holds a lock, or could start a
+    // thread meanwhile.
     let pid = unsafe { libc::fork() };
     match pid {
-        -1 => Err(io::Error::last_os_error()),
+        -1 => Err(io::Error::last_os_error().into()),
         0 => {
             // SAFETY: setsid takes no argument. It cannot fail, because the child leads no process group yet (setsid(2)).
             unsafe { libc::setsid() };
@@ -440,12 +463,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_thread_has_a_name() {
+    fn a_process_with_another_thread_is_not_forked() {
         let (over, wait) = std::sync::mpsc::channel::<()>();
         let exporter = std::thread::Builder::new().name("exporter".into()).spawn(move || wait.recv());
         assert!(exporter.is_ok());
         let threads = other_threads();
+        let refused = fork_launcher();
         drop(over);
         assert!(threads.iter().any(|name| name == "exporter"), "{threads:?}");
+        assert!(matches!(&refused, Err(ForkLauncherError::Threads { names }) if names.iter().any(|n| n == "exporter")));
     }
 }
