@@ -155,7 +155,11 @@ impl<'a> OutputRouting<'a> {
 
 /// The console behind a stream. `None`: it is closed; `Some(None)`: it cannot be opened.
 fn open_console(stream: Stream) -> Option<Option<Console>> {
-    match Console::open(stream.descriptor()) {
+    let opened = match stream {
+        Stream::Stdout => Console::open(io::stdout()),
+        Stream::Stderr => Console::open(io::stderr()),
+    };
+    match opened {
         Ok(console) => Some(Some(console)),
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => None,
         Err(_) => Some(None),

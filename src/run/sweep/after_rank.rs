@@ -171,7 +171,7 @@ mod tests {
     use crate::supervise::ChildId;
     use crate::sys::process::child::Child;
     use crate::sys::process::spawn;
-    use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, c_strings};
+    use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors, c_strings};
     use std::cell::Cell;
     use std::ffi::CString;
     use std::sync::Arc;
@@ -189,19 +189,15 @@ mod tests {
                 program: CString::new("/bin/sh")?,
                 argv: c_strings(words.map(|word| word.as_bytes().to_vec()))?,
                 envp: Vec::new(),
-                stdio: [None; 3],
-                keep: Vec::new(),
                 group: ProcessGroup::Session,
-                cgroup: None,
                 cwd: None,
                 detached: false,
-                lifeline: None,
                 mask: spawn::current_mask(),
                 nofile: None,
                 affinity: None,
                 default_sigpipe: true,
             };
-            let started = spawn::start(&command)?;
+            let started = spawn::start(&command, &SpawnDescriptors::default())?;
             Ok(Self(Child::new(started.pid, started.pidfd, true)))
         }
 
