@@ -320,10 +320,10 @@ impl<'a> EventLoop<'a> {
                 self.engine.poll().forget(&self.supervisor.launcher)?;
                 self.ranks.stop_watch.note_launcher_lost();
                 self.ranks.journal.write_later(JournalEvent::FrontLost);
+                self.send(SupervisorEvent::LauncherKilled)?;
                 if let Some(membership) = &mut self.membership {
                     membership.end_master();
                 }
-                self.send(SupervisorEvent::LauncherKilled)?;
             }
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
             NODES => self.hear_peers()?,
