@@ -294,6 +294,7 @@ impl ReaderThread {
 mod tests {
     use super::super::held_threads::MOST_HELD;
     use super::*;
+    use crate::sys::process::tree::{self, KeyPlaces};
     use std::sync::{Mutex, PoisonError};
 
     fn threads() -> Vec<String> {
@@ -362,6 +363,25 @@ mod tests {
         drop(locked);
         await_released(&HELD);
         assert_eq!(reader.read_all([1, 8], LockedFile::Environment), bytes(&[1, 8]));
+    }
+
+    #[test]
+    fn a_process_that_is_not_read_in_time_may_have_a_key() {
+        static LOCK: Mutex<()> = Mutex::new(());
+        static HELD: HeldThreads = HeldThreads::new();
+        fn read(pid: i32, _: LockedFile) -> io::Result<Vec<u8>> {
+            read_behind(&LOCK, pid).map(|_| b"KEY=a/1\0".to_vec())
+        }
+        let locked = LOCK.lock();
+        // The number of no process is that of this test.
+        let (late, other) = (i32::MAX, i32::MAX - 1);
+        for places in [KeyPlaces::Environment, KeyPlaces::EnvironmentAndMemory] {
+            let found = tree::keys(&reader(read, &HELD), [late, other], "KEY", places);
+            assert_eq!(found.keys.get(&other), Some(&vec![b"a/1".to_vec()]), "{places:?}");
+            assert_eq!((found.late, found.bare), (BTreeSet::from([late]), BTreeSet::new()), "{places:?}");
+        }
+        drop(locked);
+        await_released(&HELD);
     }
 
     #[test]
