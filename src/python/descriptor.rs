@@ -47,7 +47,8 @@ impl Descriptor {
     /// A copy of a descriptor with another owner.
     #[staticmethod]
     fn copy_of(number: i32) -> PyResult<Self> {
-        Ok(Self::new(fd::duplicate(number).map_err(os_error)?))
+        let fd = fd::borrow(&number).map_err(os_error)?;
+        Ok(Self::new(fd::duplicate(fd).map_err(os_error)?))
     }
 
     /// Takes over a descriptor that was inherited by its number. OSError: it has an owner in this process.

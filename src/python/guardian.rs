@@ -12,7 +12,7 @@ use crate::sys::io::fd;
 use crate::sys::process::procfs::reader::LockedFileReader;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand};
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors};
 use crate::sys::process::tree::KeyPlaces;
 use crate::sys::process::{mark, procfs, tree};
 use crate::sys::signals;
@@ -47,7 +47,7 @@ pub fn start_guardian(
 ) -> PyResult<Descriptor> {
     let (read, write) = fd::pipe(OFlag::empty()).map_err(os_error)?;
     let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(os_error)?;
-    let silent = Some(null.as_raw_fd());
+    let silent = Some(null.as_fd());
     let argv = [
         python.clone(),
         b"-I".to_vec(),
@@ -63,20 +63,18 @@ pub fn start_guardian(
         program: CString::new(python).map_err(bad)?,
         argv: spawn::c_strings(argv).map_err(bad)?,
         envp: spawn::c_strings(environ).map_err(bad)?,
-        // Not the host's: a reader of the host's output must not wait for the guardian.
-        stdio: [silent, silent, silent],
-        keep: vec![read.as_raw_fd()],
         group: ProcessGroup::Session,
-        cgroup: None,
         cwd: None,
         detached: true,
-        lifeline: None,
         mask: spawn::current_mask(),
         nofile: None,
         affinity: None,
         default_sigpipe: true,
     };
-    match py.detach(|| spawn::start(&start)) {
+    // Not the host's: a reader of the host's output must not wait for the guardian.
+    let stdio = [silent, silent, silent];
+    let descriptors = SpawnDescriptors { stdio, keep: vec![read.as_fd()], ..SpawnDescriptors::default() };
+    match py.detach(|| spawn::start(&start, &descriptors)) {
         Ok(_) => Ok(Descriptor::new(write)),
         Err(error) => Err(PyOSError::new_err((error.errno, error.to_string()))),
     }

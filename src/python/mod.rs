@@ -198,7 +198,8 @@ mod lib {
     /// Has the kernel kill this process when the lifeline that `fd` reads from closes.
     #[pyfunction]
     fn arm_lifeline(fd: i32) -> PyResult<()> {
-        lifeline::arm(fd).map_err(errors::os_error)
+        let end = crate::sys::io::fd::borrow_above_stdio(&fd).map_err(errors::os_error)?;
+        lifeline::arm(end).map_err(errors::os_error)
     }
 
     /// Has the kernel kill this process, which multiprocessing's fork server has forked, when the server ends.

@@ -11,7 +11,7 @@ use crate::sys::process::lifeline;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::pidfd;
 use crate::sys::process::spawn;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnStepError, SpawnedProcess};
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors, SpawnStepError, SpawnedProcess};
 use crate::sys::signals::{self, BLOCKED_AT_START, BLOCKED_IN_LAUNCHER};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -41,7 +41,40 @@ impl PortLeases {
     }
 }
 
-type SpawnRequest = (Box<SpawnCommand>, Sender<Result<SpawnedProcess, SpawnStepError>>);
+/// The descriptors of a command, by the numbers that Python code has them under.
+#[derive(Default)]
+pub struct NumberedDescriptors {
+    /// As in `SpawnDescriptors`.
+    pub stdio: [Option<i32>; 3],
+    /// As in `SpawnDescriptors`.
+    pub keep: Vec<i32>,
+    /// As in `SpawnDescriptors`.
+    pub cgroup: Option<i32>,
+    /// As in `SpawnDescriptors`.
+    pub lifeline: Option<(i32, KillScope)>,
+}
+
+impl NumberedDescriptors {
+    /// The descriptors themselves. An error if one is closed, or the lifeline is a standard descriptor.
+    pub fn borrow(&self) -> Result<SpawnDescriptors<'_>, SpawnStepError> {
+        let borrow = || -> nix::Result<SpawnDescriptors<'_>> {
+            let [stdin, stdout, stderr] =
+                self.stdio.each_ref().map(|number| number.as_ref().map(fd::borrow).transpose());
+            Ok(SpawnDescriptors {
+                stdio: [stdin?, stdout?, stderr?],
+                keep: self.keep.iter().map(fd::borrow).collect::<Result<_, _>>()?,
+                cgroup: self.cgroup.as_ref().map(fd::borrow).transpose()?,
+                lifeline: match &self.lifeline {
+                    Some((number, scope)) => Some((fd::borrow_above_stdio(number)?, *scope)),
+                    None => None,
+                },
+            })
+        };
+        borrow().map_err(|errno| SpawnStepError { step: "descriptors", errno: errno as i32 })
+    }
+}
+
+type SpawnRequest = (Box<(SpawnCommand, NumberedDescriptors)>, Sender<Result<SpawnedProcess, SpawnStepError>>);
 
 /// Starts programs from a thread of its own, because the kernel ties a child's parent-death signal to the thread that started
 /// it (prctl(2), PR_SET_PDEATHSIG), and a user's thread may end at any time. The first such start creates the thread; ranks
@@ -60,7 +93,9 @@ pub struct Spawner {
 
 fn run_spawner(requests: &Receiver<SpawnRequest>) {
     for (start, reply) in requests {
-        let _ = reply.send(spawn::start(&start));
+        // The caller waits for the reply, and has the descriptors open until then.
+        let (command, numbers) = &*start;
+        let _ = reply.send(numbers.borrow().and_then(|descriptors| spawn::start(command, &descriptors)));
     }
 }
 
@@ -110,17 +145,19 @@ impl Spawner {
                 program: c_string(program)?,
                 argv: c_strings(argv)?,
                 envp: c_strings(environ)?,
-                stdio: [None, output, output],
-                keep,
                 detached: false,
                 group: ProcessGroup::Inherited,
-                cgroup: None,
                 cwd: None,
-                lifeline: Some((lifeline, KillScope::Process)),
                 mask: spawn::current_mask(),
                 nofile: None,
                 affinity: None,
                 default_sigpipe: false,
+            },
+            NumberedDescriptors {
+                stdio: [None, output, output],
+                keep,
+                lifeline: Some((lifeline, KillScope::Process)),
+                ..NumberedDescriptors::default()
             },
         )
     }
@@ -147,17 +184,18 @@ impl Spawner {
                 program: c_string(program)?,
                 argv: c_strings(argv)?,
                 envp: c_strings(environ)?,
-                stdio: [None, given(output.0), given(output.1)],
-                keep: vec![record],
                 detached: false,
                 group: if own_group { ProcessGroup::Own } else { ProcessGroup::Inherited },
-                cgroup: None,
                 cwd: cwd.map(c_string).transpose()?,
-                lifeline: None,
                 mask: spawn::current_mask_and(&[BLOCKED_AT_START.as_slice(), &BLOCKED_IN_LAUNCHER].concat()),
                 nofile: None,
                 affinity: None,
                 default_sigpipe: true,
+            },
+            NumberedDescriptors {
+                stdio: [None, given(output.0), given(output.1)],
+                keep: vec![record],
+                ..NumberedDescriptors::default()
             },
         )
     }
@@ -172,7 +210,7 @@ impl Spawner {
         let (parent, is_main_thread) = (std::process::id(), current::is_main_thread());
         let pid: i32 = py.import("os")?.call_method0("fork")?.extract()?;
         if pid == 0 {
-            lifeline::arm(lifeline).map_err(os_error)?;
+            lifeline::arm(fd::borrow_above_stdio(&lifeline).map_err(os_error)?).map_err(os_error)?;
             if is_main_thread {
                 current::die_with_parent(parent).map_err(os_error)?;
             }
@@ -196,7 +234,7 @@ impl Spawner {
     /// descriptor.
     fn enter_of_fork_server(&self, pid: i32, status: i32) -> PyResult<Rank> {
         self.creator.check()?;
-        let copy = fd::duplicate(status).map_err(os_error)?;
+        let copy = fd::borrow(&status).and_then(fd::duplicate).map_err(os_error)?;
         Ok(self.enter(Child::of_fork_server(pid, copy).map_err(os_error)?))
     }
 
@@ -243,11 +281,11 @@ fn c_strings(list: Vec<Vec<u8>>) -> PyResult<Vec<CString>> {
 }
 
 impl Spawner {
-    fn begin(&self, py: Python<'_>, start: SpawnCommand) -> PyResult<Rank> {
+    fn begin(&self, py: Python<'_>, start: SpawnCommand, numbers: NumberedDescriptors) -> PyResult<Rank> {
         self.creator.check()?;
         let requests = self.requests()?;
         let (reply, answer) = bounded(1);
-        let started = py.detach(|| match requests.send((Box::new(start), reply)) {
+        let started = py.detach(|| match requests.send((Box::new((start, numbers)), reply)) {
             Ok(()) => answer.recv().map_err(|_| ()),
             Err(_) => Err(()),
         });
@@ -360,17 +398,19 @@ pub fn set_up_rank_process(
         program: CString::default(),
         argv: Vec::new(),
         envp: Vec::new(),
-        stdio: [given(stdio.0), given(stdio.1), given(stdio.2)],
-        keep: Vec::new(),
         detached: false,
         group: if session { ProcessGroup::Session } else { ProcessGroup::Inherited },
-        cgroup: None,
         cwd: cwd.map(c_string).transpose()?,
-        lifeline: given(lifeline).map(|fd| (fd, scope)),
         mask: spawn::current_mask(),
         nofile,
         affinity: cpus.map(|cpus| CpuMask::of(&cpus.into_iter().collect())),
         default_sigpipe: false,
     };
-    spawn::apply_settings(&start, parent).map_err(|error| PyOSError::new_err((error.errno, error.to_string())))
+    let numbers = NumberedDescriptors {
+        stdio: [given(stdio.0), given(stdio.1), given(stdio.2)],
+        lifeline: given(lifeline).map(|fd| (fd, scope)),
+        ..NumberedDescriptors::default()
+    };
+    let applied = numbers.borrow().and_then(|descriptors| spawn::apply_settings(&start, &descriptors, parent));
+    applied.map_err(|error| PyOSError::new_err((error.errno, error.to_string())))
 }

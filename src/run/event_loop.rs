@@ -26,6 +26,7 @@ use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::run::sweep::stop_watch::StopWatch;
 use crate::supervise::{
     Lifecycle, NodeOutcome, RankStop, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
 };
@@ -95,7 +96,8 @@ pub fn run(
     let refused = restart_refusal(launch.plan, membership.is_some());
     launch.status.begin(launch.plan, round, launch.policy.first_attempt, refused);
     let store = launch.torch_store.take();
-    let ranks = RankProcesses::new(launch, &store, engine.poll().clone(), journal, listener)?;
+    let stop_watch = StopWatch::new(supervisor, membership.as_ref().map(|membership| membership.lease().clone()))?;
+    let ranks = RankProcesses::new(launch, &store, (engine.poll().clone(), stop_watch), journal, listener)?;
     if let Some(zygote) = &launch.zygote {
         zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
     }
@@ -316,11 +318,12 @@ impl<'a> EventLoop<'a> {
             },
             LAUNCHER => {
                 self.engine.poll().forget(&self.supervisor.launcher)?;
+                self.ranks.stop_watch.note_launcher_lost();
                 self.ranks.journal.write_later(JournalEvent::FrontLost);
+                self.send(SupervisorEvent::LauncherKilled)?;
                 if let Some(membership) = &mut self.membership {
                     membership.end_master();
                 }
-                self.send(SupervisorEvent::LauncherKilled)?;
             }
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
             NODES => self.hear_peers()?,

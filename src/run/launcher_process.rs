@@ -16,7 +16,7 @@ use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::pidfd;
 use crate::sys::process::pidfd::CollectedStatus;
-use crate::sys::process::spawn::{ForkSide, SpawnedProcess, fork_launcher, other_threads};
+use crate::sys::process::spawn::{ForkLauncherError, ForkSide, SpawnedProcess, fork_launcher};
 use crate::sys::process::tree;
 use crate::sys::signals::{self, SignalPipe, Signals};
 use nix::fcntl::OFlag;
@@ -24,7 +24,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
-use tracing::warn;
 
 /// Which of the two processes this one is.
 pub enum ProcessSide {
@@ -101,7 +100,7 @@ pub enum SupervisorLoss {
 const STUCK: Duration = Duration::from_secs(10);
 
 /// Forks the supervisor process. All that may fail comes before: a failure afterwards would be one of two processes.
-pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
+pub fn fork_supervisor(signals: &mut Signals) -> Result<ProcessSide, ForkLauncherError> {
     tree::become_subreaper()?;
     let earlier_children = tree::children(std::process::id() as i32).into_iter().collect();
     for signal in [libc::SIGCHLD, libc::SIGTSTP] {
@@ -113,14 +112,6 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     let signal_pipe = SignalPipe::new()?;
     // Until the supervisor process uses a signal pipe of its own, the launcher process would read its signals.
     let blocked = signals::block_all();
-    let threads = other_threads();
-    if !threads.is_empty() {
-        warn!(
-            "the launcher has other threads ({}), whose locks its supervisor process inherits; if the job hangs at its start, \
-             stop what starts them, such as LD_PRELOAD or a profiler",
-            threads.join(", ")
-        );
-    }
     match fork_launcher()? {
         ForkSide::Parent(supervisor) => {
             Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, resizes, earlier_children }))

@@ -6,7 +6,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Signals that ask the job to stop.
 pub const STOP: [i32; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGABRT];
@@ -21,8 +21,13 @@ pub const BLOCKED_AT_START: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGUS
 pub const BLOCKED_IN_LAUNCHER: [i32; 1] = [libc::SIGTTOU];
 
 static PIPE: AtomicI32 = AtomicI32::new(-1);
+/// A signal of `STOP` has arrived and has not been read.
+static STOP_WAITS: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_signal(signal: libc::c_int) {
+    if STOP.contains(&signal) {
+        STOP_WAITS.store(true, Ordering::SeqCst);
+    }
     let fd = PIPE.load(Ordering::Relaxed);
     let byte = signal as u8;
     // SAFETY: write(2) is async-signal-safe; `byte` outlives the call; errno is restored. If the pipe is full the byte is
@@ -112,6 +117,8 @@ impl Signals {
 
     /// The signals that arrived since the last call, in order.
     pub fn drain(&self) -> Vec<i32> {
+        // Before the read: a signal that arrives meanwhile may be read now and still count as waiting, until the next call.
+        STOP_WAITS.store(false, Ordering::SeqCst);
         let mut seen = Vec::new();
         let mut buffer = [0u8; 64];
         while let Ok(n) = nix::unistd::read(&self.pipe.read, &mut buffer) {
@@ -135,6 +142,11 @@ impl Signals {
             libc::sigaction(libc::SIGTSTP, &handled(), ptr::null_mut());
         }
     }
+}
+
+/// Whether a signal of `STOP` has arrived that `Signals::drain` has not returned yet.
+pub fn is_stop_waiting() -> bool {
+    STOP_WAITS.load(Ordering::SeqCst)
 }
 
 /// Wakes the event loop of this process, from any thread, by a signal that means nothing else to it.
@@ -190,5 +202,24 @@ impl Drop for Signals {
             unsafe { libc::sigaction(*signal, action, ptr::null_mut()) };
         }
         PIPE.store(-1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_waits_until_it_is_read() -> io::Result<()> {
+        let signals = Signals::install()?;
+        // SAFETY: the handler is installed.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        assert!(!is_stop_waiting(), "a signal that is forwarded");
+        // SAFETY: the same.
+        unsafe { libc::raise(libc::SIGTERM) };
+        assert!(is_stop_waiting());
+        assert_eq!(signals.drain(), [libc::SIGUSR1, libc::SIGTERM]);
+        assert!(!is_stop_waiting());
+        Ok(())
     }
 }

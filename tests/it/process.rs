@@ -14,32 +14,34 @@ use rlaunch::sys::process::child::Child;
 use rlaunch::sys::process::lifeline::{KillScope, Lifeline};
 use rlaunch::sys::process::pidfd;
 use rlaunch::sys::process::spawn;
-use rlaunch::sys::process::spawn::{ProcessGroup, SpawnCommand, c_strings};
+use rlaunch::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors, c_strings};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// `/bin/sh -c script`, writing to `output`.
-pub fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, KillScope)>) -> SpawnCommand {
+pub fn shell<'fd>(
+    script: &str,
+    output: &'fd OwnedFd,
+    lifeline: Option<(BorrowedFd<'fd>, KillScope)>,
+) -> (SpawnCommand, SpawnDescriptors<'fd>) {
     let words = |list: &[&str]| c_strings(list.iter().map(|w| w.as_bytes().to_vec())).unwrap();
-    SpawnCommand {
+    let command = SpawnCommand {
         program: words(&["/bin/sh"]).remove(0),
         argv: words(&["sh", "-c", script]),
         envp: words(&["PATH=/usr/bin:/bin", "ANSWER=42"]),
-        stdio: [None, Some(output.as_raw_fd()), None],
-        keep: Vec::new(),
         group: ProcessGroup::Session,
-        cgroup: None,
         cwd: None,
         detached: false,
-        lifeline,
         mask: spawn::current_mask(),
         nofile: Some(77),
         affinity: None,
         default_sigpipe: true,
-    }
+    };
+    let stdio = [None, Some(output.as_fd()), None];
+    (command, SpawnDescriptors { stdio, lifeline, ..SpawnDescriptors::default() })
 }
 
 pub fn pipe() -> (File, OwnedFd) {
@@ -47,8 +49,8 @@ pub fn pipe() -> (File, OwnedFd) {
     (File::from(read), write)
 }
 
-pub fn start(start: &SpawnCommand) -> Arc<Child> {
-    let started = spawn::start(start).unwrap();
+pub fn start((command, descriptors): &(SpawnCommand, SpawnDescriptors<'_>)) -> Arc<Child> {
+    let started = spawn::start(command, descriptors).unwrap();
     Arc::new(Child::new(started.pid, started.pidfd, true))
 }
 
@@ -89,25 +91,23 @@ fn a_child_gets_its_environment_its_session_and_a_clean_signal_state() {
 fn a_program_that_cannot_run_names_the_step_and_the_errno() {
     let (_, write) = pipe();
     let mut wanted = shell("true", &write, None);
-    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
-    let error = spawn::start(&wanted).unwrap_err();
+    wanted.0.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    let error = spawn::start(&wanted.0, &wanted.1).unwrap_err();
     assert_eq!((error.step, error.errno), ("execve", libc::ENOENT));
-    wanted.program = c_strings([b"/etc/passwd".to_vec()]).unwrap().remove(0);
-    assert_eq!(spawn::start(&wanted).unwrap_err().errno, libc::EACCES);
-    wanted.stdio[1] = Some(9999);
-    let error = spawn::start(&wanted).unwrap_err();
-    assert_eq!((error.step, error.errno), ("dup2", libc::EBADF));
+    wanted.0.program = c_strings([b"/etc/passwd".to_vec()]).unwrap().remove(0);
+    assert_eq!(spawn::start(&wanted.0, &wanted.1).unwrap_err().errno, libc::EACCES);
 }
 
 /// The CPUs that a child bound to these may run on, as the child reports them.
 fn allowed(cpus: Option<&CpuSet>, change: impl FnOnce(&mut SpawnCommand)) -> String {
     let (mut read, write) = pipe();
     let mut wanted = shell("exec grep Cpus_allowed_list /proc/self/status", &write, None);
-    wanted.affinity = cpus.map(CpuMask::of);
-    change(&mut wanted);
-    let started = spawn::start(&wanted).unwrap();
+    wanted.0.affinity = cpus.map(CpuMask::of);
+    change(&mut wanted.0);
+    let is_detached = wanted.0.detached;
+    let started = spawn::start(&wanted.0, &wanted.1).unwrap();
     drop(write);
-    if !wanted.detached {
+    if !is_detached {
         ended(&Child::new(started.pid, started.pidfd, true));
     }
     let mut text = String::new();
@@ -132,8 +132,8 @@ fn a_child_runs_on_the_cpus_it_is_bound_to() {
 fn a_binding_that_cannot_be_is_a_step_of_its_own() {
     let (_read, write) = pipe();
     let mut wanted = shell("true", &write, None);
-    wanted.affinity = Some(CpuMask::of(&[u16::MAX].into_iter().collect()));
-    let error = spawn::start(&wanted).unwrap_err();
+    wanted.0.affinity = Some(CpuMask::of(&[u16::MAX].into_iter().collect()));
+    let error = spawn::start(&wanted.0, &wanted.1).unwrap_err();
     assert_eq!((error.step, error.errno), ("affinity", libc::EINVAL));
     assert!(error.to_string().starts_with("affinity: "), "{error}");
 }
@@ -143,7 +143,7 @@ fn the_whole_group_dies_when_the_lifeline_closes() {
     let (mut read, write) = pipe();
     let (lifeline, end) = Lifeline::open().unwrap();
     // The shell's own child holds the pipe as well: EOF comes when both are gone.
-    let wanted = shell("sleep 1000 & echo up; wait", &write, Some((end.as_raw_fd(), KillScope::Group)));
+    let wanted = shell("sleep 1000 & echo up; wait", &write, Some((end.as_fd(), KillScope::Group)));
     let child = start(&wanted);
     drop((write, end));
     let mut up = [0; 3];
@@ -175,7 +175,8 @@ fn a_reaped_child_is_never_signalled_again() {
 #[test]
 fn a_status_that_another_thread_collected_is_still_found() {
     let (_, write) = pipe();
-    let started = spawn::start(&shell("exit 9", &write, None)).unwrap();
+    let (command, descriptors) = shell("exit 9", &write, None);
+    let started = spawn::start(&command, &descriptors).unwrap();
     let elsewhere = pidfd::open(started.pid).unwrap();
     let child = Child::new(started.pid, started.pidfd, true);
     let collected = loop {
@@ -226,7 +227,7 @@ fn one_write_kills_all_processes_of_a_cgroup() {
     let group = cgroup("write");
     let (mut read, write) = pipe();
     let mut wanted = shell(if group.is_some() { THREE } else { ALONE }, &write, None);
-    wanted.cgroup = group.as_ref().map(|(_, folder)| folder.as_raw_fd());
+    wanted.1.cgroup = group.as_ref().map(|(_, folder)| folder.as_fd());
     let child = start(&wanted);
     drop(write);
     let mut line = String::new();
@@ -259,7 +260,7 @@ fn a_cgroup_that_was_killed_takes_processes_once_it_is_renewed() {
         let folder = group.renew(Duration::from_secs(20)).unwrap();
         let (_, write) = pipe();
         let mut wanted = shell("exit 7", &write, None);
-        wanted.cgroup = Some(folder.as_raw_fd());
+        wanted.1.cgroup = Some(folder.as_fd());
         assert_eq!(ended(&start(&wanted)), Exit::Code(7));
     }
     assert!(group.close(Duration::from_secs(20)));
@@ -278,8 +279,8 @@ fn a_cgroup_created_anew_survives_who_takes_its_predecessor_for_abandoned() {
     let (mut read, write) = pipe();
     let mut wanted = shell("echo on; read end; exit 7", &write, None);
     let (input, end) = pipe();
-    wanted.stdio[0] = Some(input.as_raw_fd());
-    wanted.cgroup = Some(folder.as_raw_fd());
+    wanted.1.stdio[0] = Some(input.as_fd());
+    wanted.1.cgroup = Some(folder.as_fd());
     let child = start(&wanted);
     read.read_exact(&mut [0; 3]).unwrap();
     let ended_it = group.end_locked(&abandoned, Duration::from_secs(20));
@@ -295,10 +296,10 @@ fn children_start_without_a_cgroup_that_cannot_be_joined() {
     let no_cgroup = File::open("/dev/null").unwrap();
     let (mut read, write) = pipe();
     let mut wanted = shell("echo $ANSWER; exit 7", &write, None);
-    wanted.cgroup = Some(no_cgroup.as_raw_fd());
+    wanted.1.cgroup = Some(no_cgroup.as_fd());
     let child = start(&wanted);
-    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
-    assert_eq!(spawn::start(&wanted).unwrap_err().step, "execve");
+    wanted.0.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    assert_eq!(spawn::start(&wanted.0, &wanted.1).unwrap_err().step, "execve");
     drop(write);
     let mut text = String::new();
     read.read_to_string(&mut text).unwrap();
@@ -310,9 +311,9 @@ fn a_program_that_cannot_run_leaves_a_cgroup_empty() {
     let group = cgroup("empty");
     let (_, write) = pipe();
     let mut wanted = shell("true", &write, None);
-    wanted.cgroup = group.as_ref().map(|(_, folder)| folder.as_raw_fd());
-    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
-    let error = spawn::start(&wanted).unwrap_err();
+    wanted.1.cgroup = group.as_ref().map(|(_, folder)| folder.as_fd());
+    wanted.0.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    let error = spawn::start(&wanted.0, &wanted.1).unwrap_err();
     assert_eq!((error.step, error.errno), ("execve", libc::ENOENT));
     assert!(group.is_none_or(|(group, _)| group.close(Duration::from_secs(20))));
 }
@@ -323,7 +324,7 @@ fn output_written_before_its_log_was_watched_is_shown() {
     std::fs::write(&path, "early\n").unwrap();
     let (mut shown, console) = pipe();
     let poll = Poller::new().unwrap();
-    let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, 0);
+    let mut follower = LogFollower::new(Console::open(&console).unwrap(), false, 0);
     drop(console);
     assert!(!follower.has_more());
     follower.follow(&path, 0, None, LogForm::Bytes).unwrap();
@@ -344,7 +345,7 @@ fn ranks_at_terminals_share_one_line_by_line_except_for_bars() {
     let mut logs = paths.each_ref().map(|path| File::create(path).unwrap());
     let (mut shown, console) = pipe();
     let poll = Poller::new().unwrap();
-    let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, 0);
+    let mut follower = LogFollower::new(Console::open(&console).unwrap(), false, 0);
     drop(console);
     for path in &paths {
         follower.follow(path, 0, None, LogForm::Terminal).unwrap();

@@ -11,11 +11,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# Without site, and so without sitecustomize and .pth files.
+# Without site, and so without sitecustomize and .pth files, and without LD_PRELOAD, which ranks get back.
 _CODE = """\
 import sys
 sys.path[:] = [path for path in sys.path if path]
 import os, importlib.util as util
+os.environ.update({preloaded!r})
 spec = util.spec_from_file_location('rlaunch._lib', {module!r})
 module = util.module_from_spec(spec)
 spec.loader.exec_module(module)
@@ -33,7 +34,8 @@ def run_launcher_function(function: str, *rest: object) -> NoReturn:
     """Calls ``_lib.FUNCTION(arguments of this program, interpreter, *rest)`` and exits with what it returns.
 
     A fork of a process with several threads inherits the locks that the others hold. If something has
-    started a thread here, such as sitecustomize, an interpreter that runs none of it takes this process over.
+    started a thread here, such as sitecustomize or a library of LD_PRELOAD, an interpreter that runs none
+    of it takes this process over.
     """
     if _has_threads():
         from .._process.debugger import build_code
@@ -44,9 +46,14 @@ def run_launcher_function(function: str, *rest: object) -> NoReturn:
         sys.stderr.flush()
         # Without site, the path of the other interpreter is not that of the ranks.
         code = _CODE.format(
-            module=_lib.__file__, function=function, interpreter=describe_interpreter(), rest=rest
+            module=_lib.__file__,
+            function=function,
+            interpreter=describe_interpreter(),
+            rest=rest,
+            preloaded={name: value for name, value in os.environ.items() if name == "LD_PRELOAD"},
         )
-        os.execv(sys.executable, [sys.executable, "-S", "-c", code, *sys.argv[1:]])
+        env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        os.execve(sys.executable, [sys.executable, "-S", "-c", code, *sys.argv[1:]], env)
     status = getattr(_lib, function)(sys.argv[1:], describe_interpreter(), *rest)
     # Nothing is left to flush, and finalizing the interpreter takes longer than everything before.
     os._exit(status)

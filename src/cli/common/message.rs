@@ -42,7 +42,8 @@ pub fn print_notice(line: &str) {
 
 fn write(fd: i32, bytes: &[u8]) {
     let timeout = if STUCK.load(Ordering::Relaxed) { Duration::ZERO } else { WRITE_TIMEOUT };
-    let Ok(console) = Console::open(fd) else { return };
+    let console = if fd == 1 { Console::open(io::stdout()) } else { Console::open(io::stderr()) };
+    let Ok(console) = console else { return };
     let begins_line = console.is_terminal() && MID_LINE.swap(false, Ordering::Relaxed);
     if !console.write_all(&[if begins_line { b"\n" } else { &b""[..] }, bytes].concat(), timeout) {
         STUCK.store(true, Ordering::Relaxed);

@@ -1,11 +1,14 @@
 //! The launcher's encoder of requests to fork a rank, for the comparison with the server's decoder.
 
+use crate::python::rank::NumberedDescriptors;
 use crate::run::zygote;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::lifeline::KillScope;
 use crate::sys::process::spawn::{self, ProcessGroup, SpawnCommand};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use std::ffi::CString;
+use std::os::fd::AsRawFd;
 
 /// The bytes and the descriptors of a request. `fds`: stdin, stdout, stderr, lifeline, cgroup.
 #[pyfunction]
@@ -22,17 +25,17 @@ pub fn encode_fork_request(
         program: CString::default(),
         argv: spawn::c_strings(argv)?,
         envp: spawn::c_strings(envp)?,
-        stdio: [stdin, stdout, stderr],
-        keep: Vec::new(),
         group: ProcessGroup::Session,
-        cgroup,
         cwd: cwd.map(CString::new).transpose()?,
         detached: false,
-        lifeline: lifeline.map(|fd| (fd, KillScope::Group)),
         mask: spawn::current_mask(),
         nofile,
         affinity: cpus.map(|cpus| CpuMask::of(&cpus.into_iter().collect())),
         default_sigpipe: true,
     };
-    Ok(zygote::encode(&command))
+    let lifeline = lifeline.map(|fd| (fd, KillScope::Group));
+    let numbers = NumberedDescriptors { stdio: [stdin, stdout, stderr], keep: Vec::new(), cgroup, lifeline };
+    let descriptors = numbers.borrow().map_err(|error| PyOSError::new_err(error.errno))?;
+    let (bytes, sent) = zygote::encode(&command, &descriptors);
+    Ok((bytes, sent.iter().map(AsRawFd::as_raw_fd).collect()))
 }

@@ -11,7 +11,7 @@ use crate::sys::signals::{STOP, Signals};
 use crate::sys::{clock, random};
 use crossbeam_channel::bounded;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use thiserror::Error;
@@ -49,7 +49,7 @@ impl ControlServer {
         (launcher, pid): (&OwnedFd, i32),
         signals: &Signals,
     ) -> Result<Self, ControlUnavailable> {
-        let launcher = fd::duplicate(launcher.as_raw_fd()).map_err(io::Error::from)?;
+        let launcher = fd::duplicate(launcher).map_err(io::Error::from)?;
         // Process ids repeat in other PID namespaces that have the same folder.
         let (listener, path) = runtime_folder::listen(&format!("{pid}-{}", random::lowercase(6)))?;
         let stops = |signal: &i32| !launch.forwarded_signals.contains(signal) && !signals.is_ignored(*signal);

@@ -104,13 +104,16 @@ impl EventLoop<'_> {
     /// Stops the ranks by SIGTERM at once.
     fn stop_without_agreement(&mut self) -> io::Result<()> {
         let ask = self.ranks.stop_words.as_ref().is_some_and(|words| words.newest().is_some());
-        if ask && !self.is_connected() {
+        let cannot_agree = ask && !self.is_connected();
+        // A message may wait for the terminal.
+        self.send(SupervisorEvent::Stop(libc::SIGTERM))?;
+        if cannot_agree {
             warn!(
                 "the launchers of this job's nodes have no common rendezvous (--master or etcd; rlaunch.run: --rdzv-backend) by which \
                  they could agree on a step, so the ranks of this node are stopped at once"
             );
         }
-        self.send(SupervisorEvent::Stop(libc::SIGTERM))
+        Ok(())
     }
 
     /// This node among those that agree, and their number.
@@ -194,9 +197,9 @@ impl EventLoop<'_> {
         self.tell_time()?;
         let left = notice.ends.saturating_sub(clock::now()).as_secs_f64();
         self.ranks.journal.write_later(JournalEvent::PreemptNotice { cause: notice.cause.word(), left_seconds: left });
-        info!("notice of preemption ({}): the ranks stop at a common step, within {left:.0} s", notice.cause.word());
         self.send(SupervisorEvent::Resume)?;
         self.send(SupervisorEvent::ForbidRestarts)?;
+        info!("notice of preemption ({}): the ranks stop at a common step, within {left:.0} s", notice.cause.word());
         self.agree(StopEvent::Noticed)
     }
 
@@ -271,11 +274,11 @@ impl EventLoop<'_> {
                         words.lower();
                     }
                     self.ranks.journal.write_later(JournalEvent::StopStep { step: None });
-                    warn!("the nodes could not agree on a step in time; the ranks are stopped by SIGTERM");
                     // A second stop would kill them.
                     if let Some(notice) = self.launch.preempt_link.notice().filter(|_| !self.engine.is_stopping()) {
                         self.end_ranks(&notice)?;
                     }
+                    warn!("the nodes could not agree on a step in time; the ranks are stopped by SIGTERM");
                 }
             }
         }

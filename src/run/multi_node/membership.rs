@@ -243,6 +243,11 @@ impl Membership {
         self.joined != 0 && self.joined == self.lease.number() && self.lease.age() < self.terms.ranks_begin_within()
     }
 
+    /// The lease of this node.
+    pub fn lease(&self) -> &Arc<NodeLease> {
+        &self.lease
+    }
+
     /// Where its ranks find the lease that they run under, if they do.
     pub fn lease_path(&self) -> Option<String> {
         (self.terms.on_loss == OnNodeLoss::Regroup).then(|| self.lease.path())

@@ -155,7 +155,11 @@ impl<'a> OutputRouting<'a> {
 
 /// The console behind a stream. `None`: it is closed; `Some(None)`: it cannot be opened.
 fn open_console(stream: Stream) -> Option<Option<Console>> {
-    match Console::open(stream.descriptor()) {
+    let opened = match stream {
+        Stream::Stdout => Console::open(io::stdout()),
+        Stream::Stderr => Console::open(io::stderr()),
+    };
+    match opened {
         Ok(console) => Some(Some(console)),
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => None,
         Err(_) => Some(None),
@@ -169,12 +173,13 @@ mod tests {
     use crate::framework::paddle_launch::PodInfo;
     use crate::plan::Plan;
     use crate::rendezvous::torch_store::StoreSockets;
+    use crate::run::output::log_rotation::LogRotation;
+    use crate::spec::records::log_rotation::LogRotationSpec;
     use crate::supervise::SupervisionPolicy;
 
-    #[test]
-    fn logs_that_cannot_be_followed_count_as_unshown() {
+    fn no_ranks() -> Plan {
         let pod = PodInfo { name: String::new(), log_dir: String::new(), auto_cluster: false };
-        let plan = Plan {
+        Plan {
             ranks: Vec::new(),
             nnodes: 1,
             world_size: 1,
@@ -182,14 +187,15 @@ mod tests {
             job_id: String::new(),
             mode: "",
             awaits_servers: false,
-        };
-        let folder = std::env::temp_dir().join(format!("rlaunch-routing-{}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        let launch = Launch {
-            plan: &plan,
+        }
+    }
+
+    fn launch(plan: &Plan, folder: PathBuf) -> Launch<'_> {
+        Launch {
+            plan,
             program: PathBuf::new(),
             base: Vec::new(),
-            log_dir: folder.clone(),
+            log_dir: folder,
             torch_store: StoreSockets::default().into(),
             log_overwrite: false,
             rotation: None,
@@ -215,7 +221,14 @@ mod tests {
             round: None,
             gloo_tmpdir: None,
             removed_on_success: None,
-        };
+        }
+    }
+
+    #[test]
+    fn logs_that_cannot_be_followed_count_as_unshown() {
+        let (plan, folder) = (no_ranks(), std::env::temp_dir().join(format!("rlaunch-routing-{}", std::process::id())));
+        std::fs::create_dir(&folder).unwrap();
+        let launch = launch(&plan, folder.clone());
         let mut routing = OutputRouting::new(&launch, Arc::new(Poller::new().unwrap())).unwrap();
         let path = folder.join("log");
         let id = ChildId { attempt: 0, local_rank: 0 };
@@ -228,5 +241,45 @@ mod tests {
         routing.follow(id, &written(Stream::Stderr, 0), None);
         assert_eq!(routing.unshown(), 5, "stderr is not shown");
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// How many inotify instances this process has, and how many files they watch.
+    fn inotify_instances() -> (usize, usize) {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let is_inotify = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|of| of.ends_with("anon_inode:inotify"));
+        let instances: Vec<PathBuf> = open.map(|entry| entry.path()).filter(is_inotify).collect();
+        let info = |path: &PathBuf| path.to_string_lossy().replace("/fd/", "/fdinfo/");
+        let watches = |path| std::fs::read_to_string(info(path)).unwrap_or_default().matches("inotify wd:").count();
+        (instances.len(), instances.iter().map(watches).sum())
+    }
+
+    #[test]
+    fn a_thousand_attempts_share_one_inotify_instance() {
+        let (plan, folder) =
+            (no_ranks(), std::env::temp_dir().join(format!("rlaunch-attempts-{}", std::process::id())));
+        std::fs::create_dir(&folder).unwrap();
+        let launch = launch(&plan, folder.clone());
+        let path = folder.join("log");
+        let spec = LogRotationSpec { max_size: 1 << 20, backups: 1, until_shown: false };
+        for round in 0..10 {
+            let poll = Arc::new(Poller::new().unwrap());
+            let mut routing = OutputRouting::new(&launch, poll.clone()).unwrap();
+            let mut rotation = LogRotation::new(spec, 1).unwrap();
+            for attempt in 100 * round..100 * (round + 1) {
+                std::fs::write(&path, "").unwrap();
+                let rotated = rotation.add(0, &path, false).unwrap();
+                let stream = Stream::Stdout;
+                let log = OpenStream { stream, path: path.clone(), start: 0, rotates: true, at_terminal: false };
+                routing.follow(ChildId { attempt, local_rank: 0 }, &log, Some(&rotated));
+                routing.end_attempt();
+                routing.followers().for_each(|follower| follower.copy(&poll).unwrap());
+                rotation.finish();
+                std::fs::remove_file(&path).unwrap();
+            }
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+        let (instances, watches) = inotify_instances();
+        assert_eq!(instances, 1);
+        assert!(watches < 100, "{watches} files are still watched");
     }
 }

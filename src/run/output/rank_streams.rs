@@ -8,7 +8,7 @@ use crate::run::output::rank_terminal::RankTerminal;
 use crate::sys::io::console::Console;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,8 +41,8 @@ pub struct RankStreams {
 
 impl RankStreams {
     /// The descriptors; `None`: inherited from the launcher.
-    pub fn descriptors(&self) -> [Option<RawFd>; 2] {
-        [0, 1].map(|index| self.ends[index].as_ref().map(|file| file.as_raw_fd()))
+    pub fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [0, 1].map(|index| self.ends[index].as_ref().map(|file| file.as_fd()))
     }
 
     /// Gives the rank a terminal like `console` instead of a file. Without pseudo-terminals (a full or missing /dev/pts) it

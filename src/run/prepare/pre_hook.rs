@@ -5,7 +5,7 @@ use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::spawn;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand};
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors};
 use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, pipe2};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
@@ -97,19 +97,17 @@ fn start(command: &str, vars: &[(&str, String)]) -> io::Result<(Child, [HookOutp
         program: c"/bin/sh".to_owned(),
         argv: spawn::c_strings(argv)?,
         envp: spawn::c_strings(env)?,
-        stdio: [&null, &out, &err].map(|fd| Some(fd.as_raw_fd())),
-        keep: Vec::new(),
         group: ProcessGroup::Session,
-        cgroup: None,
         cwd: None,
         detached: false,
-        lifeline: None,
         mask: spawn::current_mask(),
         nofile: None,
         affinity: None,
         default_sigpipe: true,
     };
-    let started = spawn::start(&start).map_err(|error| io::Error::other(error.to_string()))?;
+    let stdio = [&null, &out, &err].map(|fd| Some(fd.as_fd()));
+    let started = spawn::start(&start, &SpawnDescriptors { stdio, ..SpawnDescriptors::default() })
+        .map_err(|error| io::Error::other(error.to_string()))?;
     let written = [own_out, own_err].map(|pipe| HookOutput { pipe: pipe.into(), bytes: Vec::new() });
     Ok((Child::new(started.pid, started.pidfd, false), written))
 }

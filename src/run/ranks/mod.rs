@@ -30,7 +30,9 @@ use crate::run::prepare::preflight::store_limits;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::sweep;
-use crate::run::sweep::{Leftover, SweepBudget};
+use crate::run::sweep::Leftover;
+use crate::run::sweep::after_rank::{SweepBudget, after_rank};
+use crate::run::sweep::stop_watch::StopWatch;
 use crate::run::sweep::{group_signal, paddle_memory};
 use crate::run::tokens::{SAMPLES, ZYGOTE};
 use crate::run::zygote::ZygoteEvent;
@@ -40,6 +42,7 @@ use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::CgroupDir;
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::Lifeline;
+use crate::sys::process::procfs::interrupt::Interrupt;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
 use crate::sys::process::tree;
@@ -77,6 +80,8 @@ pub struct RankProcesses<'a> {
     swept_last: usize,
     sweep_budget: SweepBudget,
     signal_budget: SweepBudget,
+    /// Whether a stop waits while something is swept.
+    pub stop_watch: Arc<StopWatch>,
     /// What runs while ranks are killed.
     seen_at_kill: OnceCell<Snapshot>,
     /// When a rank ended last.
@@ -109,11 +114,13 @@ impl<'a> RankProcesses<'a> {
     pub fn new(
         launch: &'a Launch<'a>,
         store: &'a StoreSockets,
-        poll: Arc<Poller>,
+        (poll, stop_watch): (Arc<Poller>, StopWatch),
         journal: Journal,
         listener: &'a dyn LaunchListener,
     ) -> io::Result<Self> {
         launch.samples.register(&poll, SAMPLES)?;
+        let stop_watch = Arc::new(stop_watch);
+        let watch = stop_watch.clone();
         Ok(Self {
             launch,
             lifelines: launch.plan.ranks.iter().map(|_| None).collect(),
@@ -131,8 +138,10 @@ impl<'a> RankProcesses<'a> {
             uncaught_files: launch.plan.ranks.iter().map(|_| None).collect(),
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
-            sweep_budget: SweepBudget::default(),
-            signal_budget: SweepBudget::default(),
+            sweep_budget: SweepBudget::new(Interrupt::when(move || watch.is_stop_waiting())),
+            // Without the command lines helpers would be signalled too.
+            signal_budget: SweepBudget::new(Interrupt::never()),
+            stop_watch,
             seen_at_kill: OnceCell::new(),
             last_end: Duration::ZERO,
             rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
@@ -280,9 +289,8 @@ impl RankHost for RankProcesses<'_> {
 
     fn before_reap(&mut self, end: &PendingExit<'_>) {
         let key = sweep::rank_key(&self.launch.job_key, end.id.attempt, end.id.local_rank);
-        // Processes that an error hides now are found by the sweep of the whole job.
         let key = (key.as_str(), self.launch.key_places());
-        let found = sweep::after_rank(end, key, &self.launch.no_sweep, &mut self.sweep_budget).unwrap_or_default();
+        let found = after_rank(end, key, &self.launch.no_sweep, &mut self.sweep_budget);
         self.swept_last = found.len();
         self.swept[end.id.local_rank].extend(found);
     }
@@ -334,7 +342,7 @@ impl RankHost for RankProcesses<'_> {
 
     fn before_kill(&mut self, pids: &[i32]) {
         self.seen_at_kill = OnceCell::new();
-        sweep::await_torch_memory(pids);
+        sweep::await_torch_memory(pids, &|| self.stop_watch.is_stop_waiting());
     }
 
     fn before_stop(&mut self) {
@@ -356,9 +364,16 @@ impl RankHost for RankProcesses<'_> {
 
     fn sweep_job(&mut self) {
         let ((kept, readers), cgroup) = (self.launch.kept_in_sweep(), self.launch.cgroup.as_ref());
-        let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut || false);
+        let mut is_urgent = || self.stop_watch.is_stop_waiting();
+        let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut is_urgent);
         drop(readers);
-        self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
+        self.strays.extend(swept.map_or_else(
+            |error| {
+                warn!("{error}; the next attempt may meet processes of this one");
+                error.killed
+            },
+            |swept| swept.killed,
+        ));
         self.remove_memory();
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);

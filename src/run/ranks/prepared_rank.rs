@@ -2,15 +2,16 @@
 
 use crate::run::output::log_rotation::RotatedLog;
 use crate::run::output::rank_streams::RankStreams;
+use crate::sys::process::cgroup::CgroupDir;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
-use crate::sys::process::spawn::SpawnCommand;
+use crate::sys::process::spawn::{SpawnCommand, SpawnDescriptors};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// A rank whose files are open and whose process does not run yet.
 pub struct PreparedRank {
-    /// Its command. The descriptors in it are those of the other fields.
+    /// Its command, which goes with `descriptors`.
     pub command: SpawnCommand,
     /// Its stdout and stderr.
     pub streams: RankStreams,
@@ -21,10 +22,20 @@ pub struct PreparedRank {
 }
 
 impl PreparedRank {
+    /// The descriptors that it starts with. `cgroup`: where it starts.
+    pub fn descriptors<'a>(&'a self, cgroup: Option<&'a CgroupDir>) -> SpawnDescriptors<'a> {
+        let [stdout, stderr] = self.streams.descriptors();
+        SpawnDescriptors {
+            stdio: [None, stdout, stderr],
+            keep: Vec::new(),
+            cgroup: cgroup.map(|folder| folder.as_fd()),
+            lifeline: Some((self.lifeline.as_fd(), KillScope::Group)),
+        }
+    }
+
     /// Gives it a new lifeline and returns the launcher's end.
     pub fn renew_lifeline(&mut self) -> io::Result<Lifeline> {
         let (lifeline, end) = Lifeline::open()?;
-        self.command.lifeline = Some((end.as_raw_fd(), KillScope::Group));
         self.lifeline = end;
         Ok(lifeline)
     }

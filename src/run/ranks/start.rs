@@ -17,12 +17,11 @@ use crate::run::zygote::{ForkProgress, ForkedStartError};
 use crate::supervise::ChildId;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::child::Child;
-use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::lifeline::Lifeline;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
 use std::ffi::{CString, NulError};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use tracing::warn;
@@ -32,7 +31,10 @@ impl RankProcesses<'_> {
     pub(super) fn begin_start(&mut self, id: ChildId) -> Result<RankStart, RankStartError> {
         let prepared = self.prepare_rank(id)?;
         let fork = match &self.launch.zygote {
-            Some(zygote) => zygote.request_fork(&prepared.command, &self.poll, ZYGOTE.0),
+            Some(zygote) => {
+                let descriptors = prepared.descriptors(self.cgroup.as_ref());
+                zygote.request_fork((&prepared.command, &descriptors), &self.poll, ZYGOTE.0)
+            }
             None => Ok(ForkProgress::WithoutServer),
         };
         self.advance_start(id, prepared, fork)
@@ -85,7 +87,7 @@ impl RankProcesses<'_> {
     }
 
     fn exec(&self, id: ChildId, prepared: &PreparedRank) -> Result<SpawnedProcess, RankStartError> {
-        spawn::start(&prepared.command)
+        spawn::start(&prepared.command, &prepared.descriptors(self.cgroup.as_ref()))
             .map_err(|error| self.step_error(id, error.step, io::Error::from_raw_os_error(error.errno)))
     }
 
@@ -139,7 +141,6 @@ impl RankProcesses<'_> {
             let terminal = console.and_then(|console| opened.open_terminal(stream, console));
             self.terminals.extend(terminal.map(|terminal| (id.local_rank, terminal)));
         }
-        let [stdout, stderr] = opened.descriptors();
         let mut rotated = None;
         if let (Some(rotation), Some(log)) = (&mut self.rotation, opened.written.iter().find(|log| log.rotates)) {
             let added = rotation.add(id.local_rank, &log.path, overwrite);
@@ -172,13 +173,9 @@ impl RankProcesses<'_> {
             program: CString::new(program.as_os_str().as_encoded_bytes()).map_err(nul)?,
             argv: strings(plan.argv.iter().map(|a| a.clone().into_vec()).collect()).map_err(nul)?,
             envp: strings(env.collect()).map_err(nul)?,
-            stdio: [None, stdout, stderr],
-            keep: Vec::new(),
             group: ProcessGroup::Session,
-            cgroup: self.cgroup.as_ref().map(|folder| folder.as_raw_fd()),
             cwd: None,
             detached: false,
-            lifeline: Some((end.as_raw_fd(), KillScope::Group)),
             mask: self.mask,
             nofile: self.launch.nofile,
             affinity: plan.cpus.as_ref().map(CpuMask::of),

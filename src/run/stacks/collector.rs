@@ -7,14 +7,14 @@ use crate::sys::io::{fd, packet};
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::pidfd;
-use crate::sys::process::spawn::{self, ProcessGroup, SpawnCommand};
+use crate::sys::process::spawn::{self, ProcessGroup, SpawnCommand, SpawnDescriptors};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -111,21 +111,22 @@ impl StackReader {
             program: CString::new(self.python.as_os_str().as_bytes()).map_err(io::Error::from)?,
             argv: strings(words.map(<[u8]>::to_vec).into())?,
             envp: strings(variables.collect())?,
-            stdio: [Some(question.as_raw_fd()), Some(end.as_raw_fd()), Some(nothing.as_raw_fd())],
-            keep: Vec::new(),
             group: ProcessGroup::Session,
-            cgroup: None,
             cwd: None,
             detached: false,
-            lifeline: Some((tied.as_raw_fd(), KillScope::Group)),
             mask: spawn::current_mask(),
             nofile: None,
             affinity: None,
             default_sigpipe: true,
         };
+        let descriptors = SpawnDescriptors {
+            stdio: [Some(question.as_fd()), Some(end.as_fd()), Some(nothing.as_fd())],
+            lifeline: Some((tied.as_fd(), KillScope::Group)),
+            ..SpawnDescriptors::default()
+        };
         // Nothing may reap it or end it between its start and its entry in the list.
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let started = spawn::start(&command).map_err(io::Error::other)?;
+        let started = spawn::start(&command, &descriptors).map_err(io::Error::other)?;
         running.insert(started.pid);
         Ok(StackCollector {
             child: Child::new(started.pid, started.pidfd, true),

@@ -1,7 +1,8 @@
 //! Signals to a rank's process group that spare the helpers in it, such as multiprocessing's resource tracker: it ends by
 //! itself once the rank has ended, after it has removed the rank's shared memory.
 
-use crate::run::sweep::{SweepBudget, since};
+use super::after_rank::SweepBudget;
+use super::since;
 use crate::sys::clock;
 use crate::sys::process::child::Child;
 use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};

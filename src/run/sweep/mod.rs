@@ -1,18 +1,20 @@
 //! The sweep: kills the processes that ranks leave behind, also those that lead a session of their own or whose parent is
 //! gone. Only for the launcher's own processes, which are subreapers: their new descendants belong to the job.
 
+pub mod after_rank;
 pub mod group_signal;
 pub mod no_sweep;
 pub mod paddle_memory;
+pub mod stop_watch;
 
-use crate::run::engine::PendingExit;
 use crate::run::stacks::is_reader;
 use crate::run::sweep::no_sweep::{LATE_PATIENCE, NoSweep};
 use crate::run::sweep::paddle_memory::RemovedMemory;
 use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
-use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::process::pidfd;
+use crate::sys::process::procfs;
 use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
@@ -21,6 +23,7 @@ use crate::sys::process::tree::{CleanupHelper, KeyPlaces, KeyedProcesses};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
+use thiserror::Error;
 use tracing::info;
 
 /// The variable that marks the processes of a rank, also after they have another parent.
@@ -31,10 +34,6 @@ const INTERVAL: Duration = Duration::from_millis(1);
 
 /// The longest pause after a list that took long: thousands of killed processes need the CPU to end.
 const LONGEST_INTERVAL: Duration = Duration::from_millis(50);
-
-/// How long a rank's leftovers are swept: a process may fork while it is being killed. The sweep of the job ends the
-/// rest.
-const RANK_LIMIT: Duration = Duration::from_millis(300);
 
 /// A process that a rank left behind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,18 +84,16 @@ pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
 }
 
 /// Waits while one of these ranks or a process that it has started, such as a data loader's worker, is creating shared memory
-/// for torch. On a busy machine that may take some milliseconds.
-pub fn await_torch_memory(ranks: &[i32]) {
+/// for torch, unless a stop waits for this process meanwhile. On a busy machine that may take some milliseconds.
+pub fn await_torch_memory(ranks: &[i32], is_stop_waiting: &dyn Fn() -> bool) {
     let begun = clock::now();
     let mut creating = tree::torch_memory_creators();
     if !creating.is_empty() {
         let below = Snapshot::take().trees(ranks.iter().copied());
         creating.retain(|pid| below.contains(pid) && tree::is_creating_torch_memory(*pid));
     }
-    while !creating.is_empty()
-        && since(begun) < MULTIPROCESSING_PATIENCE
-        && Poller::new().and_then(|poll| poll.wait(Some(INTERVAL))).is_ok()
-    {
+    while !creating.is_empty() && since(begun) < MULTIPROCESSING_PATIENCE && !is_stop_waiting() {
+        pause(INTERVAL);
         creating.retain(|pid| tree::is_creating_torch_memory(*pid));
     }
 }
@@ -104,137 +101,6 @@ pub fn await_torch_memory(ranks: &[i32]) {
 /// The value of `KEY` for one rank.
 pub fn rank_key(key: &str, attempt: u32, local_rank: usize) -> String {
     format!("{key}/{attempt}/{local_rank}")
-}
-
-/// Kills the processes that a rank has left, after its end and before it is reaped. A process that leads a session of its own
-/// is recognized by the rank's `key`. Processes that were killed together with the rank and still exit do not count.
-pub fn after_rank(
-    end: &PendingExit<'_>,
-    (key, places): (&str, KeyPlaces),
-    no_sweep: &NoSweep,
-    budget: &mut SweepBudget,
-) -> io::Result<Vec<Leftover>> {
-    let (mut found, mut dead, mut seen) = (Killed::new(), BTreeSet::new(), BTreeSet::new());
-    let begun = clock::now();
-    let limit = budget.left(begun, RANK_LIMIT);
-    // At least one round, even if the budget is spent.
-    for round in 0.. {
-        // A process that has died since the list was read has left its children to this process, and they are not on the
-        // list. A process in the middle of execve cannot be recognized.
-        let (mut again, mut unclear, listed) = (false, false, clock::now());
-        let others: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !end.unreaped.contains(pid)).collect();
-        let all = if others.is_empty() { Snapshot::default() } else { Snapshot::take() };
-        budget.forget_ended(&others);
-        let (there, gone): (Vec<i32>, Vec<i32>) =
-            others.into_iter().partition(|child| all.get(*child).is_some_and(|stat| !stat.is_gone()));
-        for child in gone {
-            again |= dead.insert(child);
-        }
-        let (mut roots, others): (Vec<i32>, Vec<i32>) =
-            there.into_iter().partition(|child| all.get(*child).is_some_and(|stat| stat.session == end.pid));
-        if round == 0 || since(begun) < limit {
-            let bare = budget.read_keys(&others, &all, places);
-            for (child, stat) in others.into_iter().filter_map(|child| Some((child, all.get(child)?))) {
-                if budget.has_key(child, stat, key) {
-                    roots.push(child);
-                } else {
-                    unclear |= bare.contains(&child) && budget.may_be_in_execve(child, stat);
-                }
-            }
-        }
-        let mut there = all.trees(roots);
-        // It may serve other ranks, and has 2 s: the sweep of the job waits for it.
-        there.retain(|pid| all.get(*pid).is_some_and(|stat| !CleanupHelper::is_torch_shm_manager(stat)));
-        let is_killed = |pid: i32| was_killed(pid, &all, &found);
-        let late = no_sweep.take_from(&budget.reader, &mut there, &all, Some(end.pid), &is_killed).late;
-        seen.extend(&there);
-        if there.is_empty() && !again && !unclear {
-            break;
-        }
-        there.retain(|pid| !was_killed(*pid, &all, &found) && !late.contains(pid));
-        there.retain(|pid| !(end.killed && all.get(*pid).is_some_and(|stat| stat.group == end.pid)));
-        spare_helpers(&budget.reader, &mut there, &all, begun);
-        kill(&there, &all, &mut found);
-        if since(begun) >= limit {
-            break;
-        }
-        if !again {
-            Poller::new()?.wait(interval(listed))?;
-        }
-    }
-    budget.spend(since(begun));
-    // Not of the rank itself: until all ranks have ended, another one may read it.
-    seen.append(&mut dead);
-    paddle_memory::remove_of(&seen);
-    Ok(leftovers(found))
-}
-
-/// The time that sweeps after ranks may take in each second: the event loop sees neither signals nor other ranks' ends
-/// meanwhile. The sweep of the job ends the processes that remain.
-#[derive(Debug)]
-pub struct SweepBudget {
-    /// Processes without an environment, by id and start time, and since when they are known. Some never have one.
-    bare: BTreeMap<(i32, u64), Duration>,
-    /// The keys of other ranks' processes, by id and start time: they are children of this process too, and are looked at
-    /// after each rank.
-    keys: BTreeMap<(i32, u64), Vec<Vec<u8>>>,
-    reader: LockedFileReader,
-    /// The start of the present second, and how much of it has been spent.
-    second: Duration,
-    spent: Duration,
-}
-
-impl Default for SweepBudget {
-    fn default() -> Self {
-        let (bare, keys, reader) = (BTreeMap::new(), BTreeMap::new(), LockedFileReader::for_event_loop());
-        Self { bare, keys, reader, second: Duration::ZERO, spent: Duration::ZERO }
-    }
-}
-
-impl SweepBudget {
-    fn left(&mut self, now: Duration, limit: Duration) -> Duration {
-        if now.saturating_sub(self.second) >= Duration::from_secs(1) {
-            (self.second, self.spent) = (now, Duration::ZERO);
-        }
-        limit.saturating_sub(self.spent)
-    }
-
-    /// Notes that a sweep which took this time is over.
-    fn spend(&mut self, time: Duration) {
-        self.spent += time;
-        // If this process is killed, the kernel kills each rank with the main thread, but its group only once the last thread has
-        // closed the lifeline: too late if the rank is gone by then.
-        self.reader.end_thread();
-    }
-
-    /// Forgets the keys of processes that have ended, once these are the most.
-    fn forget_ended(&mut self, there: &[i32]) {
-        if self.keys.len() > 2 * there.len() {
-            let there: BTreeSet<i32> = there.iter().copied().collect();
-            self.keys.retain(|(pid, _), _| there.contains(pid));
-        }
-    }
-
-    /// Reads the keys of these processes. A process that has none may get one by execve. Returns those without an environment.
-    fn read_keys(&mut self, pids: &[i32], all: &Snapshot, places: KeyPlaces) -> BTreeSet<i32> {
-        let known = |pid: i32, started| self.keys.get(&(pid, started)).is_some_and(|keys| !keys.is_empty());
-        let started: BTreeMap<i32, u64> = pids.iter().filter_map(|pid| Some((*pid, all.get(*pid)?.started))).collect();
-        let unknown: Vec<i32> = started.iter().filter(|(pid, at)| !known(**pid, **at)).map(|(pid, _)| *pid).collect();
-        let found = tree::keys(&self.reader, unknown, KEY, places);
-        self.keys.extend(found.keys.into_iter().map(|(pid, keys)| ((pid, started[&pid]), keys)));
-        found.bare
-    }
-
-    /// Whether a process has this key, as far as keys were read.
-    fn has_key(&self, pid: i32, stat: &ProcStat, key: &str) -> bool {
-        self.keys.get(&(pid, stat.started)).is_some_and(|keys| keys.iter().any(|found| found == key.as_bytes()))
-    }
-
-    /// Whether a process without an environment may still be in the middle of execve.
-    fn may_be_in_execve(&mut self, pid: i32, stat: &ProcStat) -> bool {
-        let now = clock::now();
-        now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC_PATIENCE
-    }
 }
 
 /// Takes processes out of the list while they have time to end by themselves. Whether there was one. After each
@@ -288,8 +154,13 @@ fn say_helpers_work(spared: bool, begun: Duration, said: &mut bool) {
 }
 
 /// The time until the next list, after one that was begun at this time.
-fn interval(begun: Duration) -> Option<Duration> {
-    Some(since(begun).clamp(INTERVAL, LONGEST_INTERVAL))
+fn interval(begun: Duration) -> Duration {
+    since(begun).clamp(INTERVAL, LONGEST_INTERVAL)
+}
+
+/// Waits for this time, or until a signal handler has run. Needs no descriptor, and so cannot fail.
+fn pause(time: Duration) {
+    pidfd::await_any(&[], time);
 }
 
 fn since(begun: Duration) -> Duration {
@@ -329,6 +200,28 @@ pub struct SweepResult {
     pub memory: Vec<RemovedMemory>,
 }
 
+/// Why a sweep gave up: processes may be left.
+#[derive(Debug, Error)]
+#[error("cannot look for the processes of the job: {source}")]
+pub struct SweepError {
+    /// The processes that were killed before.
+    pub killed: Vec<Leftover>,
+    /// The shortage.
+    #[source]
+    source: io::Error,
+}
+
+impl From<SweepError> for io::Error {
+    fn from(error: SweepError) -> Self {
+        error.source
+    }
+}
+
+/// An empty list means nothing while there are no descriptors to read /proc.
+fn check_list(found: &Killed) -> Result<(), SweepError> {
+    procfs::check_descriptors().map_err(|source| SweepError { killed: leftovers(found.clone()), source })
+}
+
 /// Reaps orphans as `tree::reap_orphans` does, and removes their shared memory.
 pub fn reap_orphans(is_known: impl Fn(i32) -> bool) {
     paddle_memory::remove_of(&tree::reap_orphans(is_known).into_iter().collect());
@@ -343,8 +236,8 @@ pub fn all(
     cgroup: Option<&JobCgroup>,
     mut begun: Duration,
     is_urgent: &mut dyn FnMut() -> bool,
-) -> io::Result<SweepResult> {
-    let (poll, reader) = (Poller::new()?, LockedFileReader::default());
+) -> Result<SweepResult, SweepError> {
+    let reader = LockedFileReader::default();
     let (mut found, mut said, mut seen) = (Killed::new(), false, BTreeSet::new());
     // Since when everything that is there is killed. The first list may take longer than the patience.
     let mut killing = None;
@@ -377,6 +270,7 @@ pub fn all(
         if there.is_empty() && populated.is_none() && is_none_reaped {
             let reaped = tree::reap_orphans(|pid| kept.contains(&pid));
             if reaped.is_empty() {
+                check_list(&found)?;
                 let memory = paddle_memory::remove_of(&with_killed(seen, &found));
                 return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left, memory });
             }
@@ -395,7 +289,7 @@ pub fn all(
             return Ok(SweepResult { killed, stuck, left, memory });
         }
         kill(&todo, &all, &mut found);
-        poll.wait(interval(listed))?;
+        pause(interval(listed));
     }
 }
 
@@ -434,13 +328,16 @@ pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
 
 /// Kills every process of this machine that has a rank key of this job (`KEY/...`): those that are no descendants of a launcher
 /// process, or that outlived it. Removes their shared memory and that of the processes `ended`.
-pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTreeSet<i32>) -> io::Result<SweepResult> {
+pub fn by_key(
+    (key, places): (&str, KeyPlaces),
+    no_sweep: &NoSweep,
+    ended: &BTreeSet<i32>,
+) -> Result<SweepResult, SweepError> {
     let (mut found, mut recognized) = (Killed::new(), BTreeSet::new());
     let prefix = format!("{key}/");
     let reader = LockedFileReader::default();
     let begun = clock::now();
     let (mut killing, mut left) = (None, Vec::new());
-    let poll = Poller::new()?;
     loop {
         let listed = clock::now();
         let all = Snapshot::take();
@@ -459,6 +356,9 @@ pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTre
         if spare_helpers(&reader, &mut there, &all, begun) || are_late_spared {
             killing = None;
         }
+        if is_empty {
+            check_list(&found)?;
+        }
         if is_empty || since(*killing.get_or_insert_with(clock::now)) >= KILL_PATIENCE {
             let memory = paddle_memory::remove_of(&with_killed(ended.clone(), &found));
             let (stuck, killed) = leftovers(found).into_iter().partition(|l: &Leftover| dying.contains(&l.pid));
@@ -466,7 +366,7 @@ pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTre
         }
         let there = tree::with_key_prefix(&reader, there, (KEY, &prefix), places);
         kill(&with_recognized(there, &all, &mut recognized), &all, &mut found);
-        poll.wait(interval(listed))?;
+        pause(interval(listed));
     }
 }
 

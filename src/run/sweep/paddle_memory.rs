@@ -4,7 +4,6 @@
 //! its process group.
 
 use crate::sys::clock;
-use crate::sys::io::poll::Poller;
 use crate::sys::process::pidfd;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
@@ -79,8 +78,7 @@ fn has_ended(pid: i32, until: Duration) -> bool {
             Some(stat) if stat.is_alive() => return false,
             Some(stat) if stat.is_gone() && !tree::has_other_threads(pid) => return true,
             Some(_) if clock::now() >= until => return false,
-            Some(_) if Poller::new().and_then(|poll| poll.wait(Some(INTERVAL))).is_err() => return false,
-            Some(_) => {}
+            Some(_) => drop(pidfd::await_any(&[], INTERVAL)),
         }
     }
 }

@@ -4,16 +4,21 @@ use super::error::ForkError;
 use crate::sys::io::packet;
 use crate::sys::process::child::Child;
 use crate::sys::process::pidfd;
-use crate::sys::process::spawn::{SpawnCommand, SpawnedProcess};
+use crate::sys::process::spawn::{SpawnCommand, SpawnDescriptors, SpawnedProcess};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// Requests a process. The reply is to be read by `receive`.
-pub(super) fn send(server: &Child, socket: &OwnedFd, command: &SpawnCommand) -> io::Result<()> {
-    let (bytes, mut descriptors) = encode(command);
+pub(super) fn send(
+    server: &Child,
+    socket: &OwnedFd,
+    command: &SpawnCommand,
+    descriptors: &SpawnDescriptors<'_>,
+) -> io::Result<()> {
+    let (bytes, mut descriptors) = encode(command, descriptors);
     let file = packet::file_of(&bytes)?;
-    descriptors.insert(0, file.as_raw_fd());
+    descriptors.insert(0, file.as_fd());
     // A stopped server could not answer. An error means that it has just ended, which the reply reports.
     let _ = server.signal(libc::SIGCONT);
     packet::send(socket.as_fd(), b"F", &descriptors)
@@ -33,13 +38,13 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Result<SpawnedProcess, For
 }
 
 /// The request for a child of this process with the settings of this command, and the descriptors that go with it.
-pub fn encode(command: &SpawnCommand) -> (Vec<u8>, Vec<RawFd>) {
+pub fn encode<'fd>(command: &SpawnCommand, given: &SpawnDescriptors<'fd>) -> (Vec<u8>, Vec<BorrowedFd<'fd>>) {
     let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
     let mut put = |name: &str, value: &[u8]| bytes.extend([name.as_bytes(), b"=", value, b"\0"].concat());
-    let [stdin, stdout, stderr] = command.stdio;
-    let lifeline = command.lifeline.map(|(fd, _)| fd);
+    let [stdin, stdout, stderr] = given.stdio;
+    let lifeline = given.lifeline.map(|(fd, _)| fd);
     let named =
-        [("stdin", stdin), ("stdout", stdout), ("stderr", stderr), ("lifeline", lifeline), ("cgroup", command.cgroup)];
+        [("stdin", stdin), ("stdout", stdout), ("stderr", stderr), ("lifeline", lifeline), ("cgroup", given.cgroup)];
     for (name, fd) in named.into_iter().filter_map(|(name, fd)| Some((name, fd?))) {
         put("fd", name.as_bytes());
         descriptors.push(fd);

@@ -14,7 +14,7 @@ use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::spawn;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors, SpawnedProcess};
 use serde::Deserialize;
 use std::cell::RefCell;
 use std::ffi::{CString, OsStr, OsString};
@@ -220,20 +220,19 @@ impl Zygote {
             program: CString::new(context.program.as_os_str().as_bytes())?,
             argv: spawn::c_strings(argv)?,
             envp: spawn::c_strings(vars.into_iter().map(|(name, value)| [name, value].join(&b'=')))?,
-            stdio: [None; 3],
-            keep: vec![theirs.as_raw_fd()],
             group: ProcessGroup::Session,
-            // Not in the job's cgroup, whose members are killed between attempts.
-            cgroup: None,
             cwd: None,
             detached: false,
-            lifeline: Some((end.as_raw_fd(), KillScope::Group)),
             mask: spawn::current_mask(),
             nofile: context.nofile,
             affinity: None,
             default_sigpipe: true,
         };
-        let SpawnedProcess { pid, pidfd } = spawn::start(&command)?;
+        let lifeline_end = Some((end.as_fd(), KillScope::Group));
+        // Not in the job's cgroup, whose members are killed between attempts.
+        let descriptors =
+            SpawnDescriptors { keep: vec![theirs.as_fd()], lifeline: lifeline_end, ..SpawnDescriptors::default() };
+        let SpawnedProcess { pid, pidfd } = spawn::start(&command, &descriptors)?;
         Ok(ZygoteProcess { child: Child::new(pid, pidfd, true), socket, _lifeline: lifeline })
     }
 
@@ -320,7 +319,7 @@ impl Zygote {
     /// Asks it to fork a rank. From then on `poll` reports `token` when `receive_fork` has something to read.
     pub fn request_fork(
         &self,
-        command: &SpawnCommand,
+        (command, descriptors): (&SpawnCommand, &SpawnDescriptors<'_>),
         poll: &Poller,
         token: u64,
     ) -> Result<ForkProgress, ForkedStartError> {
@@ -329,7 +328,7 @@ impl Zygote {
         let failure = match (&*phase, &*process) {
             (ZygotePhase::Abandoned, _) => return Ok(ForkProgress::WithoutServer),
             (ZygotePhase::Ready, Some(server)) => {
-                let sent = fork_request::send(&server.child, &server.socket, command);
+                let sent = fork_request::send(&server.child, &server.socket, command, descriptors);
                 let broken = sent.and_then(|()| poll.readable(&server.socket, token)).err();
                 let until = clock::now() + if broken.is_some() { ENDING } else { PATIENCE };
                 *phase = ZygotePhase::Forking(PendingFork { until, is_shortened: false, broken });

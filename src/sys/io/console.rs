@@ -7,7 +7,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, send};
 use nix::sys::stat::{Mode, SFlag, fstat};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ const PIPE_BUF: usize = 4096;
 
 impl Console {
     /// Opens the console behind one of our descriptors (1 or 2). Fails if it is closed.
-    pub fn open(fd: RawFd) -> io::Result<Self> {
+    pub fn open(fd: impl AsFd) -> io::Result<Self> {
         let copy = crate::sys::io::fd::duplicate(fd)?;
         let kind = SFlag::from_bits_truncate(fstat(&copy)?.st_mode) & SFlag::S_IFMT;
         if kind == SFlag::S_IFREG {

@@ -19,8 +19,9 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Sends a packet and these descriptors. `EPIPE` when the other end is gone.
-pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[RawFd]) -> io::Result<()> {
-    let rights = [ControlMessage::ScmRights(descriptors)];
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let descriptors: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&descriptors)];
     let rights = if descriptors.is_empty() { &rights[..0] } else { &rights[..] };
     sendmsg::<UnixAddr>(socket.as_raw_fd(), &[IoSlice::new(bytes)], rights, MsgFlags::MSG_NOSIGNAL, None)?;
     Ok(())
@@ -84,7 +85,7 @@ mod tests {
         use nix::sys::socket::{ControlMessageOwned, recvmsg};
         let (here, there) = pair().unwrap();
         let file = file_of(b"request").unwrap();
-        send(there.as_fd(), b"F", &[file.as_raw_fd()]).unwrap();
+        send(there.as_fd(), b"F", &[file.as_fd()]).unwrap();
         let (mut byte, mut space) = ([0], cmsg_space!([RawFd; 1]));
         let mut parts = [io::IoSliceMut::new(&mut byte)];
         let got = recvmsg::<UnixAddr>(here.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty()).unwrap();

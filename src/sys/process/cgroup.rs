@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -67,7 +67,7 @@ impl JobCgroup {
         fs::create_dir(&self.path)?;
         let kill = OpenOptions::new().write(true).open(self.path.join("cgroup.kill"));
         let locked = kill.and_then(|_| lock(&self.path, FlockArg::LockSharedNonblock));
-        let usable = locked.and_then(|folder| match clone3::takes_processes(folder.as_raw_fd()) {
+        let usable = locked.and_then(|folder| match clone3::takes_processes(folder.as_fd()) {
             true => Ok(folder),
             false => Err(io::ErrorKind::Unsupported.into()),
         });

@@ -3,7 +3,7 @@
 
 use crate::sys::process::pidfd;
 use crate::sys::signals;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// The function that the new process runs, as for clone(2). It must not return.
 pub type ChildMain = extern "C" fn(*mut libc::c_void) -> libc::c_int;
@@ -12,8 +12,7 @@ pub type ChildMain = extern "C" fn(*mut libc::c_void) -> libc::c_int;
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
 /// Starts a process as clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD) does, in a cgroup. `cgroup`: a descriptor of the cgroup's
-/// folder; `signal`: the signal that its parent receives at its end, or 0. Returns its pid and its pidfd, which has no owner
-/// yet. `None` if it was not started, for any reason: no such system call (before Linux 5.3), a seccomp filter, a cgroup that
+/// folder; `signal`: the signal that its parent receives at its end, or 0. Returns its pid and its pidfd. `None` if it was not started, for any reason: no such system call (before Linux 5.3), a seccomp filter, a cgroup that
 /// accepts no process or may not be written.
 ///
 /// # Safety
@@ -21,12 +20,12 @@ const CLONE_INTO_CGROUP: u64 = 1 << 33;
 /// `main` runs on `stack` in this process's memory while this thread is suspended. It may only make async-signal-safe calls
 /// and has to end in `execve` or `_exit`. `arg` has to be a valid argument for it.
 pub unsafe fn start_in(
-    cgroup: RawFd,
+    cgroup: BorrowedFd<'_>,
     stack: &mut [u128],
     main: ChildMain,
     arg: *mut libc::c_void,
     signal: i32,
-) -> Option<(libc::pid_t, RawFd)> {
+) -> Option<(libc::pid_t, OwnedFd)> {
     let mut pidfd: RawFd = -1;
     // SAFETY: clone_args is plain data, for which all zeroes is a valid value.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -35,26 +34,26 @@ pub unsafe fn start_in(
     args.exit_signal = u64::try_from(signal).ok()?;
     args.stack = stack.as_mut_ptr() as u64;
     args.stack_size = size_of_val(stack) as u64;
-    args.cgroup = u64::try_from(cgroup).ok()?;
+    args.cgroup = u64::try_from(cgroup.as_raw_fd()).ok()?;
     // SAFETY: `args` and `pidfd`, to which it points, outlive the call; the caller guarantees the rest. The size of `stack`
     // is a multiple of 16, so its top is aligned.
     let pid = unsafe { call(&mut args, main, arg) };
     // A pidfd that the kernel stored before a failure has been closed by the kernel.
-    Some((libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)?, pidfd))
+    let pid = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)?;
+    // SAFETY: the kernel has just created this descriptor; it has no other owner.
+    Some((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
 /// Whether a process that is started in this cgroup reaches its first instruction. Takes 0.1 ms. `cgroup`: a descriptor of
 /// the cgroup's folder.
-pub fn takes_processes(cgroup: RawFd) -> bool {
+pub fn takes_processes(cgroup: BorrowedFd<'_>) -> bool {
     let mut stack = [0u128; 1024];
     let blocked = signals::block_all();
     // SAFETY: `exit_at_once` only calls _exit. CLONE_VFORK suspends this thread, so the stack outlives the child. All signals
     // are blocked, so no signal handler runs in the child.
     let started = unsafe { start_in(cgroup, &mut stack, exit_at_once, std::ptr::null_mut(), 0) };
     drop(blocked);
-    let Some((_, pidfd)) = started else { return false };
-    // SAFETY: the kernel has just created this descriptor; it has no other owner.
-    let child = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let Some((_, child)) = started else { return false };
     loop {
         // The child has called _exit or was killed, so its end is a moment away.
         match pidfd::reap(child.as_fd()) {

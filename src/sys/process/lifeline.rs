@@ -5,7 +5,7 @@
 use crate::sys::io::fd;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 // fcntl(2); the libc crate does not define it for every target.
 const F_SETSIG: i32 = 10;
@@ -39,7 +39,7 @@ impl Lifeline {
 }
 
 /// Arms a read end for this process. See `arm_raw`.
-pub fn arm(fd: RawFd) -> io::Result<()> {
+pub fn arm(fd: BorrowedFd<'_>) -> io::Result<()> {
     match arm_raw(fd, KillScope::Process) {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),
@@ -48,7 +48,8 @@ pub fn arm(fd: RawFd) -> io::Result<()> {
 
 /// Arms a read end in the process that has to die with the launcher. Returns 0 or an errno. Makes only async-signal-safe
 /// calls, because it runs between clone and exec.
-pub fn arm_raw(fd: RawFd, scope: KillScope) -> i32 {
+pub fn arm_raw(fd: BorrowedFd<'_>, scope: KillScope) -> i32 {
+    let fd = fd.as_raw_fd();
     // SAFETY: getpid and fcntl on integers; no memory is passed.
     unsafe {
         let pid = libc::getpid();

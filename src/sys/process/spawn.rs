@@ -9,12 +9,14 @@ use crate::sys::process::lifeline;
 use crate::sys::process::lifeline::KillScope;
 use crate::sys::process::{clone3, pidfd};
 use crate::sys::signals;
+use nix::errno::Errno;
 use std::ffi::{CString, NulError};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
+use thiserror::Error;
 
 /// A process to be started. Paths and strings are complete before the clone; the child only reads them.
 #[derive(Debug)]
@@ -25,20 +27,12 @@ pub struct SpawnCommand {
     pub argv: Vec<CString>,
     /// Its complete environment, `NAME=value`.
     pub envp: Vec<CString>,
-    /// Descriptors that become 0, 1 and 2; `None` inherits.
-    pub stdio: [Option<RawFd>; 3],
-    /// Descriptors that the program inherits under the same numbers. All others close at exec.
-    pub keep: Vec<RawFd>,
     /// Its process group.
     pub group: ProcessGroup,
-    /// The folder of a cgroup v2 to start in, if possible; `None` inherits.
-    pub cgroup: Option<RawFd>,
     /// Its working directory; `None` inherits.
     pub cwd: Option<CString>,
     /// Whether it is detached: not a child of this process but of init (or a subreaper), and not killed with this process.
     pub detached: bool,
-    /// A read end of a lifeline, which is armed for this scope and stays open.
-    pub lifeline: Option<(RawFd, KillScope)>,
     /// The signal mask that the program starts with.
     pub mask: libc::sigset_t,
     /// The soft limit of open descriptors that the program starts with; `None` inherits.
@@ -47,6 +41,19 @@ pub struct SpawnCommand {
     pub affinity: Option<CpuMask>,
     /// Whether SIGPIPE and SIGXFSZ, which Python ignores, get their default action back, as Python's `subprocess` does.
     pub default_sigpipe: bool,
+}
+
+/// The descriptors that go with a command. They are open until the process runs.
+#[derive(Clone, Debug, Default)]
+pub struct SpawnDescriptors<'fd> {
+    /// Those that become 0, 1 and 2; `None` inherits.
+    pub stdio: [Option<BorrowedFd<'fd>>; 3],
+    /// Those that the program inherits under the same numbers. All others close at exec.
+    pub keep: Vec<BorrowedFd<'fd>>,
+    /// The folder of a cgroup v2 to start in, if possible; `None` inherits.
+    pub cgroup: Option<BorrowedFd<'fd>>,
+    /// A read end of a lifeline, which is armed for this scope and stays open.
+    pub lifeline: Option<(BorrowedFd<'fd>, KillScope)>,
 }
 
 /// The process group of a child.
@@ -104,6 +111,7 @@ const STEPS: [&str; 12] = [
 /// Everything the child needs, and the two fields in which it reports a failure.
 struct ChildSetup<'a> {
     start: &'a SpawnCommand,
+    descriptors: &'a SpawnDescriptors<'a>,
     argv: *const *const libc::c_char,
     envp: *const *const libc::c_char,
     parent: libc::pid_t,
@@ -147,11 +155,12 @@ pub fn current_mask_and(signals: &[i32]) -> libc::sigset_t {
 
 /// Starts the process. The child is killed by the kernel when the *calling thread* ends
 /// (PR_SET_PDEATHSIG), so call this from a thread that lives as long as the child should.
-pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
+pub fn start(start: &SpawnCommand, descriptors: &SpawnDescriptors<'_>) -> Result<SpawnedProcess, SpawnStepError> {
     let argv = pointers(&start.argv);
     let envp = pointers(&start.envp);
     let mut shared = ChildSetup {
         start,
+        descriptors,
         argv: argv.as_ptr(),
         envp: envp.as_ptr(),
         parent: std::process::id() as libc::pid_t,
@@ -165,36 +174,31 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
     shared.second = unsafe { second.as_mut_ptr().add(second.len()) }.cast();
     // The intermediate parent of a detached process is reaped at once and sends no SIGCHLD.
     let signal = if start.detached { 0 } else { libc::SIGCHLD };
-    let mut pidfd_slot: RawFd = -1;
     let blocked = signals::block_all();
     // SAFETY: CLONE_VFORK suspends this thread until the child has called execve or _exit, so `shared`, `stack`, `argv` and
     // `envp` outlive the child's use of them, and no other code accesses them. All signals are blocked, so no signal handler
     // runs in the child, whose memory is that of this process. The stack pointer is the top of `stack`, 16-byte aligned.
-    let pid = unsafe {
+    let (pid, child) = unsafe {
         let arg = ptr::from_mut(&mut shared).cast();
-        let started = start.cgroup.and_then(|cgroup| clone3::start_in(cgroup, &mut stack, child_main, arg, signal));
-        let pid = match started {
-            Some((pid, pidfd)) => {
-                pidfd_slot = pidfd;
-                pid
-            }
+        let started =
+            descriptors.cgroup.and_then(|cgroup| clone3::start_in(cgroup, &mut stack, child_main, arg, signal));
+        match started {
+            Some(started) => started,
             // A start in the cgroup is optional. If there is an error that affects every start, it occurs again here.
-            None => libc::clone(
-                child_main,
-                stack.as_mut_ptr().add(stack.len()).cast(),
-                libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | signal,
-                arg,
-                &mut pidfd_slot as *mut RawFd,
-            ),
-        };
-        if pid < 0 {
-            return Err(SpawnStepError { step: STEPS[0], errno: errno() });
+            None => {
+                let mut pidfd: RawFd = -1;
+                let top = stack.as_mut_ptr().add(stack.len()).cast();
+                let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | signal;
+                let pid = libc::clone(child_main, top, flags, arg, &raw mut pidfd);
+                if pid < 0 {
+                    return Err(SpawnStepError { step: STEPS[0], errno: errno() });
+                }
+                // The kernel stored a new descriptor without another owner (clone(2), CLONE_PIDFD).
+                (pid, OwnedFd::from_raw_fd(pidfd))
+            }
         }
-        pid
     };
     drop(blocked);
-    // SAFETY: the kernel stored a new descriptor without another owner (clone(2), CLONE_PIDFD).
-    let child = unsafe { OwnedFd::from_raw_fd(pidfd_slot) };
     // The child wrote through a raw pointer, which the compiler does not see: read the fields through one too.
     // SAFETY: `shared` is alive, and the child writes no more (CLONE_VFORK).
     let (step, errno) = unsafe {
@@ -210,7 +214,7 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
     if errno != 0 {
         return Err(SpawnStepError { step: STEPS[step], errno });
     }
-    let pidfd = if child.as_raw_fd() > 2 { child } else { duplicate(child.as_raw_fd()).unwrap_or(child) };
+    let pidfd = if child.as_raw_fd() > 2 { child } else { duplicate(&child).unwrap_or(child) };
     Ok(SpawnedProcess { pid, pidfd })
 }
 
@@ -218,7 +222,7 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
 pub const THREAD_EXIT: Duration = Duration::from_millis(100);
 
 /// The names of this process's other threads, after those that have been joined are gone; empty where /proc cannot be read.
-pub fn other_threads() -> Vec<String> {
+fn other_threads() -> Vec<String> {
     let deadline = clock::now() + THREAD_EXIT;
     loop {
         let threads = list_other_threads();
@@ -237,16 +241,37 @@ fn list_other_threads() -> Vec<String> {
     others.filter_map(|task| Some(std::fs::read_to_string(task.path().join("comm")).ok()?.trim().to_owned())).collect()
 }
 
+/// Why the launcher was not forked.
+#[derive(Debug, Error)]
+pub enum ForkLauncherError {
+    /// It has other threads.
+    #[error(
+        "this process has other threads ({}), and a fork of it could wait forever for a lock that one of them holds; stop what \
+         starts them, such as a sitecustomize, a .pth file or a library of LD_PRELOAD", .names.join(", ")
+    )]
+    Threads {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// A system call failed.
+    #[error("{}", .0.raw_os_error().map_or_else(|| .0.to_string(), |errno| Errno::from_raw(errno).desc().to_owned()))]
+    System(#[from] io::Error),
+}
+
 /// Forks the launcher without an exec. Only for the launcher's own process. The child leads a new session, so signals of the
-/// terminal do not reach it, and gets a pidfd of its parent.
-pub fn fork_launcher() -> io::Result<ForkSide> {
+/// terminal do not reach it, and gets a pidfd of its parent. Refused in a process with several threads. Where /proc cannot be read,
+/// the process counts as one with a single thread: it starts none itself before this call.
+pub fn fork_launcher() -> Result<ForkSide, ForkLauncherError> {
     let parent = pidfd::open(std::process::id() as libc::pid_t)?;
-    // SAFETY: the child goes on in the copy of this process. The caller has made sure that it has one thread, or has warned:
-    // the child could wait forever for a lock that another thread holds, but for those of the C library, which takes them
-    // around a fork (fork(3)).
+    let names = other_threads();
+    if !names.is_empty() {
+        return Err(ForkLauncherError::Threads { names });
+    }
+    // SAFETY: the child goes on in the copy of this process, which has one thread: no other one holds a lock, or could start a
+    // thread meanwhile.
     let pid = unsafe { libc::fork() };
     match pid {
-        -1 => Err(io::Error::last_os_error()),
+        -1 => Err(io::Error::last_os_error().into()),
         0 => {
             // SAFETY: setsid takes no argument. It cannot fail, because the child leads no process group yet (setsid(2)).
             unsafe { libc::setsid() };
@@ -310,7 +335,7 @@ fn errno() -> i32 {
 
 /// Returns only on failure: the index of the step in `STEPS` and the errno.
 fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
-    let start = shared.start;
+    let (start, descriptors) = (shared.start, shared.descriptors);
     // SAFETY: async-signal-safe calls only, on integers and on memory that `start` keeps alive.
     unsafe {
         // Resets handlers to the default action, so that no handler of the parent runs here: the mask is restored before exec,
@@ -330,16 +355,16 @@ fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
                 libc::sigaction(signal, &action, ptr::null_mut());
             }
         }
-        let (step, failed) = apply_settings_raw(start, shared.parent);
+        let (step, failed) = apply_settings_raw(start, descriptors, shared.parent);
         if failed != 0 {
             return (step, failed);
         }
         // May fail: Linux before 5.11 lacks the flag, and old seccomp filters return EPERM. Rust and Python open descriptors
         // close-on-exec anyway.
         libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
-        let lifeline = start.lifeline.map(|(fd, _)| fd);
-        for &fd in start.keep.iter().chain(lifeline.iter()) {
-            if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
+        let lifeline = descriptors.lifeline.map(|(fd, _)| fd);
+        for fd in descriptors.keep.iter().chain(lifeline.iter()) {
+            if libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) < 0 {
                 return (6, errno());
             }
         }
@@ -362,8 +387,12 @@ fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
 
 /// Applies the settings of a command to this process, which was forked and calls no exec: group, working directory, stdio,
 /// lifeline, limits and affinity. Ignores its program, signal settings and `keep`. `parent`: the process to die with.
-pub fn apply_settings(start: &SpawnCommand, parent: i32) -> Result<(), SpawnStepError> {
-    match apply_settings_raw(start, parent) {
+pub fn apply_settings(
+    start: &SpawnCommand,
+    descriptors: &SpawnDescriptors<'_>,
+    parent: i32,
+) -> Result<(), SpawnStepError> {
+    match apply_settings_raw(start, descriptors, parent) {
         (_, 0) => Ok(()),
         (step, errno) => Err(SpawnStepError { step: STEPS[step], errno }),
     }
@@ -371,7 +400,7 @@ pub fn apply_settings(start: &SpawnCommand, parent: i32) -> Result<(), SpawnStep
 
 /// Applies group, working directory, parent-death signal, stdio, lifeline, limits and affinity. Returns the index of the step
 /// in `STEPS` and the errno, or 0. Makes only async-signal-safe calls, because it runs between clone and exec.
-fn apply_settings_raw(start: &SpawnCommand, parent: libc::pid_t) -> (usize, i32) {
+fn apply_settings_raw(start: &SpawnCommand, descriptors: &SpawnDescriptors<'_>, parent: libc::pid_t) -> (usize, i32) {
     // SAFETY: async-signal-safe calls only, on integers and on memory that `start` keeps alive.
     unsafe {
         if start.group == ProcessGroup::Session && libc::setsid() < 0 {
@@ -397,8 +426,8 @@ fn apply_settings_raw(start: &SpawnCommand, parent: libc::pid_t) -> (usize, i32)
             // is a child of the parent (Documentation/admin-guide/LSM/Yama.rst). EINVAL without Yama.
             libc::prctl(libc::PR_SET_PTRACER, parent as libc::c_ulong, 0, 0, 0);
         }
-        for (target, source) in start.stdio.iter().enumerate() {
-            if let Some(fd) = *source {
+        for (target, source) in descriptors.stdio.iter().enumerate() {
+            if let Some(fd) = source.map(|fd| fd.as_raw_fd()) {
                 let rc = if fd == target as RawFd {
                     libc::fcntl(fd, libc::F_SETFD, 0)
                 } else {
@@ -409,7 +438,7 @@ fn apply_settings_raw(start: &SpawnCommand, parent: libc::pid_t) -> (usize, i32)
                 }
             }
         }
-        if let Some((fd, scope)) = start.lifeline {
+        if let Some((fd, scope)) = descriptors.lifeline {
             let errno = lifeline::arm_raw(fd, scope);
             if errno != 0 {
                 return (4, errno);
@@ -440,12 +469,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_thread_has_a_name() {
+    fn a_process_with_another_thread_is_not_forked() {
         let (over, wait) = std::sync::mpsc::channel::<()>();
         let exporter = std::thread::Builder::new().name("exporter".into()).spawn(move || wait.recv());
         assert!(exporter.is_ok());
         let threads = other_threads();
+        let refused = fork_launcher();
         drop(over);
         assert!(threads.iter().any(|name| name == "exporter"), "{threads:?}");
+        assert!(matches!(&refused, Err(ForkLauncherError::Threads { names }) if names.iter().any(|n| n == "exporter")));
     }
 }

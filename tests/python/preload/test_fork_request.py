@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from native_hooks import encode_fork_request
 from rlaunch._preload.fork_request import ForkRequest, encode
 
+# The encoder borrows them, so they are open.
+OPEN = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(5)]
 NAMES = ("stdin", "stdout", "stderr", "lifeline", "cgroup")
 
 
@@ -37,7 +39,7 @@ def test_the_launchers_encoder_and_ours_say_what_is_decoded(
     cpus: list[int] | None,
     given_fds: tuple[bool, ...],
 ) -> None:
-    fds = [10 + i if there else None for i, there in enumerate(given_fds)]
+    fds = [fd if there else None for fd, there in zip(OPEN, given_fds, strict=True)]
     request, sent = encode_fork_request(argv, env, cwd, nofile, cpus, fds)
     # The numbers that the receiver has for them, and another one.
     decoded = ForkRequest(request, [*(fd + 100 for fd in sent), 7])

@@ -1,6 +1,8 @@
 //! Access to `/proc/PID` by number, after proof that /proc belongs to the PID namespace of this process. Under
 //! `unshare --pid` without `--mount-proc` it does not, and a number read from it is that of a stranger here.
 
+mod held_threads;
+pub mod interrupt;
 pub mod reader;
 pub mod snapshot;
 pub mod stat;
@@ -78,6 +80,16 @@ fn read_short(pid: i32, name: &str) -> io::Result<Vec<u8>> {
 pub fn list(pid: i32, name: &str) -> io::Result<ReadDir> {
     proven()?;
     std::fs::read_dir(format!("/proc/{pid}/{name}"))
+}
+
+/// Fails if this process cannot open the two files at once that a list of processes takes: without descriptors or memory all
+/// lists are empty. A missing /proc is another matter (`verify`).
+pub fn check_descriptors() -> io::Result<()> {
+    let opened = File::open("/proc").and_then(|folder| Ok((folder, File::open("/proc/self/stat")?)));
+    match opened {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// All process ids that /proc lists.

@@ -2,6 +2,8 @@
 //! mmap(2) or munmap(2), such as one on a hung file system, keeps that lock, and a read of these files waits as long as it does
 //! (proc_pid_cmdline_read in fs/proc/base.c). Only a fatal signal ends such a wait, so a thread that belongs to the reader reads.
 
+use super::held_threads::{HELD, HeldThreads};
+use super::interrupt::Interrupt;
 use crate::sys::clock;
 use crate::sys::process::spawn::THREAD_EXIT;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -10,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -21,8 +23,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// How long all files of one call may take on the event loop, which serves nothing else meanwhile.
 const EVENT_LOOP_PATIENCE: Duration = Duration::from_millis(400);
 
-/// How many threads may wait for good before nothing more is read: each costs its stack.
-const MOST_HELD: usize = 32;
+/// How often a read that waits looks whether it is interrupted.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The stack of a thread. In a host program, the C library takes the thread-local variables of all libraries from it.
 const STACK: usize = 256 * 1024;
@@ -70,50 +72,6 @@ impl<T> Default for Readings<T> {
     }
 }
 
-/// The threads of this process that wait for the memory lock of another one right now. An entry is two process ids: that of this
-/// process, so that the entries do not count in a fork, and that of the other. No mutex: at a fork, another thread could have
-/// taken it.
-#[derive(Debug)]
-struct HeldThreads([AtomicU64; MOST_HELD]);
-
-/// Those of all readers: once a process has delayed one of them, no other waits for it.
-static HELD: HeldThreads = HeldThreads::new();
-
-impl HeldThreads {
-    const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; MOST_HELD])
-    }
-
-    fn entry(pid: i32) -> u64 {
-        u64::from(std::process::id()) << 32 | u64::from(pid.cast_unsigned())
-    }
-
-    /// Whether an entry is empty, or of the process that this one was forked from.
-    fn is_free(entry: u64) -> bool {
-        entry >> 32 != u64::from(std::process::id())
-    }
-
-    fn contains(&self, pid: i32) -> bool {
-        self.0.iter().any(|entry| entry.load(Ordering::SeqCst) == Self::entry(pid))
-    }
-
-    fn is_full(&self) -> bool {
-        !self.0.iter().any(|entry| Self::is_free(entry.load(Ordering::SeqCst)))
-    }
-
-    /// Adds a thread that waits for this process. Whether there was room.
-    fn add(&self, pid: i32) -> bool {
-        let take = |old| Self::is_free(old).then(|| Self::entry(pid));
-        self.0.iter().any(|entry| entry.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok())
-    }
-
-    /// Removes one entry of a process.
-    fn remove(&self, pid: i32) {
-        let own = Self::entry(pid);
-        let _ = self.0.iter().any(|entry| entry.compare_exchange(own, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok());
-    }
-}
-
 type ReadFile = fn(i32, LockedFile) -> io::Result<Vec<u8>>;
 
 /// How a thread is started. It may fail, such as at RLIMIT_NPROC or at the limit of a cgroup.
@@ -128,6 +86,7 @@ pub struct LockedFileReader {
     patience: Duration,
     /// The limit of one call, if there is one.
     total: Option<Duration>,
+    interrupt: Interrupt,
     held: &'static HeldThreads,
     thread: RefCell<Option<ReaderThread>>,
 }
@@ -142,12 +101,14 @@ impl LockedFileReader {
     fn with_total(total: Option<Duration>) -> Self {
         let read: ReadFile = |pid, file| super::read(pid, file.name());
         let (start, patience, thread) = (ReaderThread::start, PATIENCE, RefCell::default());
-        Self { read, start, patience, total, held: &HELD, thread }
+        Self { read, start, patience, total, interrupt: Interrupt::never(), held: &HELD, thread }
     }
 
-    /// A reader whose calls have a limit for all their processes together.
-    pub fn for_event_loop() -> Self {
-        Self::with_total(Some(EVENT_LOOP_PATIENCE))
+    /// A reader whose calls have a limit for all their processes together, and wait for none of them once `interrupt` is due.
+    pub fn for_event_loop(interrupt: Interrupt) -> Self {
+        let mut reader = Self::with_total(Some(EVENT_LOOP_PATIENCE));
+        reader.interrupt = interrupt;
+        reader
     }
 
     /// The contents of this file of these processes, in the order of their ids. A process that holds its lock for longer than the
@@ -167,7 +128,8 @@ impl LockedFileReader {
                 readings.found.extend(direct);
                 break;
             };
-            let (answered, end) = reading.read(&todo, file, (self.patience, deadline), &mut readings.found);
+            let limits = (self.patience, deadline, &self.interrupt);
+            let (answered, end) = reading.read(&todo, file, limits, &mut readings.found);
             let mut done = answered;
             match end {
                 BatchEnd::Complete => *thread = Some(reading),
@@ -177,6 +139,9 @@ impl LockedFileReader {
             }
             readings.late.extend(&todo[answered..done]);
             todo.drain(..done);
+            if self.interrupt.is_due() {
+                break;
+            }
         }
         readings.late.extend(todo);
         readings
@@ -262,12 +227,13 @@ impl ReaderThread {
         Ok(Self { requests, answers, finished, received: 0, thread: thread?, held })
     }
 
-    /// Reads until a file takes longer than `patience` or the deadline has passed. Returns how many were answered.
+    /// Reads until a file takes longer than `patience`, the deadline has passed or a wait is interrupted. Returns how many were
+    /// answered.
     fn read(
         &mut self,
         pids: &[i32],
         file: LockedFile,
-        (patience, deadline): (Duration, Option<Duration>),
+        (patience, deadline, interrupt): (Duration, Option<Duration>, &Interrupt),
         found: &mut BTreeMap<i32, Vec<u8>>,
     ) -> (usize, BatchEnd) {
         if self.requests.send((pids.to_vec(), file)).is_err() {
@@ -275,7 +241,16 @@ impl ReaderThread {
         }
         for (number, pid) in pids.iter().enumerate() {
             let left = deadline.map_or(patience, |at| patience.min(at.saturating_sub(clock::now())));
-            let answer = match self.answers.recv_timeout(left) {
+            let until = clock::now() + left;
+            let mut answer = Err(RecvTimeoutError::Timeout);
+            while matches!(answer, Err(RecvTimeoutError::Timeout)) {
+                let left = until.saturating_sub(clock::now());
+                answer = self.answers.recv_timeout(left.min(INTERRUPT_INTERVAL));
+                if left.is_zero() || interrupt.is_due() {
+                    break;
+                }
+            }
+            let answer = match answer {
                 Err(RecvTimeoutError::Timeout) if self.give_up(*pid) => return (number, BatchEnd::Late),
                 // The thread has finished this read, so it answers without a wait.
                 Err(RecvTimeoutError::Timeout) => self.answers.recv().map_err(drop),
@@ -317,7 +292,9 @@ impl ReaderThread {
 
 #[cfg(test)]
 mod tests {
+    use super::super::held_threads::MOST_HELD;
     use super::*;
+    use crate::sys::process::tree::{self, KeyPlaces};
     use std::sync::{Mutex, PoisonError};
 
     fn threads() -> Vec<String> {
@@ -328,8 +305,9 @@ mod tests {
     #[test]
     fn files_of_processes_that_are_there_are_read() {
         let own = std::process::id() as i32;
-        assert_eq!(LockedFileReader::for_event_loop().total, Some(EVENT_LOOP_PATIENCE));
-        for reader in [LockedFileReader::default(), LockedFileReader::for_event_loop()] {
+        let limited = LockedFileReader::for_event_loop(Interrupt::when(|| true));
+        assert_eq!(limited.total, Some(EVENT_LOOP_PATIENCE));
+        for reader in [LockedFileReader::default(), limited] {
             for file in [LockedFile::Environment, LockedFile::CommandLine, LockedFile::MemoryMap] {
                 let found = reader.read_all([own, 0, own], file);
                 assert_eq!(found.keys().collect::<Vec<_>>(), [&own], "{file:?}");
@@ -342,7 +320,8 @@ mod tests {
     /// A reader with a list of its own.
     fn reader(read: ReadFile, held: &'static HeldThreads) -> LockedFileReader {
         let (patience, thread) = (Duration::from_millis(100), RefCell::default());
-        LockedFileReader { read, start: ReaderThread::start, patience, total: None, held, thread }
+        let (start, total, interrupt): (StartThread, _, _) = (ReaderThread::start, None, Interrupt::never());
+        LockedFileReader { read, start, patience, total, interrupt, held, thread }
     }
 
     fn bytes(pids: &[i32]) -> BTreeMap<i32, Vec<u8>> {
@@ -384,6 +363,25 @@ mod tests {
         drop(locked);
         await_released(&HELD);
         assert_eq!(reader.read_all([1, 8], LockedFile::Environment), bytes(&[1, 8]));
+    }
+
+    #[test]
+    fn a_process_that_is_not_read_in_time_may_have_a_key() {
+        static LOCK: Mutex<()> = Mutex::new(());
+        static HELD: HeldThreads = HeldThreads::new();
+        fn read(pid: i32, _: LockedFile) -> io::Result<Vec<u8>> {
+            read_behind(&LOCK, pid).map(|_| b"KEY=a/1\0".to_vec())
+        }
+        let locked = LOCK.lock();
+        // The number of no process is that of this test.
+        let (late, other) = (i32::MAX, i32::MAX - 1);
+        for places in [KeyPlaces::Environment, KeyPlaces::EnvironmentAndMemory] {
+            let found = tree::keys(&reader(read, &HELD), [late, other], "KEY", places);
+            assert_eq!(found.keys.get(&other), Some(&vec![b"a/1".to_vec()]), "{places:?}");
+            assert_eq!((found.late, found.bare), (BTreeSet::from([late]), BTreeSet::new()), "{places:?}");
+        }
+        drop(locked);
+        await_released(&HELD);
     }
 
     #[test]
@@ -431,6 +429,20 @@ mod tests {
         assert_eq!([2, 3].map(|pid| HELD.contains(pid)), [false, false]);
         // The next call goes on with them.
         assert_eq!(patient.read_all([1, 2, 3], LockedFile::Environment), bytes(&[2]));
+        drop(locked);
+    }
+
+    #[test]
+    fn an_interrupted_call_waits_for_no_process() {
+        static LOCK: Mutex<()> = Mutex::new(());
+        static HELD: HeldThreads = HeldThreads::new();
+        let locked = LOCK.lock();
+        let mut interrupted = reader(|pid, _| read_behind(&LOCK, pid), &HELD);
+        (interrupted.patience, interrupted.interrupt) = (Duration::from_secs(3600), Interrupt::when(|| true));
+        let readings = interrupted.read_each([1, 2, 3], LockedFile::Environment);
+        assert_eq!(readings, Readings { late: BTreeSet::from([1, 2, 3]), ..Readings::default() });
+        // Those that need not be waited for are read.
+        assert_eq!(interrupted.read_all([2, 4, 5, 6], LockedFile::Environment), bytes(&[2, 4]));
         drop(locked);
     }
 

@@ -8,6 +8,8 @@ import os
 import pty
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -273,3 +275,25 @@ def test_ranks_outlive_the_thread_that_started_them(method: str) -> None:
         assert parent.heard() == [True, True]
         assert parent.heard() == [True, True], parent.complaints()
         assert parent.ends() == 0
+
+
+NO_LIFELINE = """
+import errno, fcntl, os
+from rlaunch import _lib
+before = fcntl.fcntl(0, fcntl.F_GETFL)
+for number in (0, 1, 2, -1, os.sysconf("SC_OPEN_MAX")):
+    try:
+        _lib.arm_lifeline(number)
+    except OSError as error:
+        assert error.errno == errno.EBADF, (number, error)
+    else:
+        raise AssertionError(number)
+assert fcntl.fcntl(0, fcntl.F_GETFL) == before
+"""
+
+
+def test_a_standard_or_closed_descriptor_is_no_lifeline() -> None:
+    """The kernel would kill the process when something is written to its stdin."""
+    read, write = os.pipe()
+    with open(read) as stdin, open(write, "w"):
+        subprocess.run([sys.executable, "-c", NO_LIFELINE], stdin=stdin, check=True)
