@@ -42,19 +42,6 @@ if rank == 1:
     os._exit(0)
 dist.barrier()
 """
-# As of two ranks that read it at the same time, where the one that is slower to exit failed first.
-WITHOUT_VARIABLES = """
-import traceback
-if rank == 0:
-    try:
-        os.environ["RANK"]
-    except KeyError:
-        traceback.print_exc()
-        tell("printed")
-        sleep()
-await_file("printed.0")
-os.environ["RANK"]
-"""
 # A rank that answers the stop with an exception, and logged one that it had handled before.
 ANSWERS = """
 import signal, traceback
@@ -132,16 +119,7 @@ def test_a_script_of_torch_without_its_variables(place: Place, script: str) -> N
     place.script(script, framework="torch" if script is GLOO else None)
     ended = place.run("--nproc_per_node=2", "train.py")
     way_out = "this job does not set torch's RANK: start it with --frameworks torch, or paddle,torch"
-    assert way_out in " ".join(ended.stderr.split())
-
-
-def test_a_rank_without_its_variables_that_still_exits(place: Place) -> None:
-    """Both are said: why a rank that was stopped is to blame, and the way out of its error."""
-    ended = place.run("--nproc_per_node=2", place.script(WITHOUT_VARIABLES))
-    words = " ".join(ended.stderr.split())
-    assert "rank 0 failed: KeyError: 'RANK'" in words
-    assert "it had failed, and was still exiting when rank 1 failed too and exited" in words
-    assert "this job does not set torch's RANK: start it with --frameworks torch" in words
+    assert way_out in " ".join(ended.stderr.split()), ended.stderr
 
 
 def test_a_key_of_the_script_is_no_variable_of_torch(tmp_path: Path) -> None:

@@ -65,6 +65,23 @@ raise ValueError("no file of rank 1")
     assert re.search(rf"{other}{place_of} rank 2 was stopped because of it", said), said
 
 
+def test_the_way_out_of_a_missing_variable_is_said_of_a_rank_that_was_still_exiting(place: Place) -> None:
+    """Both are said: why a rank that was stopped is to blame, and what to do."""
+    place.script(f"""
+if rank == 1:
+    {SLOW_EXITS["atexit"]}
+else:
+    await_file("exiting.1")
+os.environ["RANK"]
+""")
+    said = words(place.run("--nproc_per_node=2", "train.py").stderr)
+    assert "rank 1 failed: KeyError: 'RANK'" in said
+    assert (
+        "it had failed, and was still exiting when rank 0 failed too and exited; then it was stopped" in said
+    )
+    assert "this job does not set torch's RANK: start it with --frameworks torch" in said
+
+
 # Scripts of one rank, what the report says, and what it must not say.
 HOOK = """
 import traceback
