@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -211,33 +210,32 @@ def test_the_result_of_an_earlier_job_does_not_outlive_a_refusal(place: Place) -
 WITHOUT_PROC = 'mount -t tmpfs none /proc && exec "$@"'
 
 
+# Leaves so many descriptors below 128 to the program.
+SPARE = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+for _ in range(128 - 3 - int(sys.argv[1])):
+    os.set_inheritable(os.dup(0), True)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
 def test_a_supervisor_without_descriptors_is_one_error(place: Place) -> None:
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", WITHOUT_PROC, "sh"]
-    command = [*unshare, sys.executable, "-m", "rlaunch", "--cgroup=false", "train.py"]
     place.script("")
     seen = 0
     for spare in range(5, 30):
-        inherited = [os.dup(0) for _ in range(128 - 3 - spare)]
-        try:
-            ended = subprocess.run(
-                command,
-                cwd=place.folder,
-                env=environment(),
-                pass_fds=inherited,
-                capture_output=True,
-                text=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
-                timeout=LIMIT,
-            )
-        finally:
-            for fd in inherited:
-                os.close(fd)
+        limited = [*unshare, sys.executable, "-c", SPARE, str(spare)]
+        command = [*limited, sys.executable, "-m", "rlaunch", "--cgroup=false", "train.py"]
+        ended = subprocess.run(
+            command, cwd=place.folder, env=environment(), capture_output=True, text=True, timeout=LIMIT
+        )
         if "cannot start the supervisor process: Too many open files" in ended.stderr:
             assert (ended.returncode, ended.stderr.count("rlaunch: error: ")) == (71, 1), ended.stderr
             seen += 1
         elif seen:
             break
-    assert seen
+    assert seen, ended.stderr
 
 
 def test_an_invalid_record_descriptor_is_ignored(place: Place) -> None:
