@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,5 +131,5 @@ if __name__ == "__main__":
 def test_torchs_except_clauses_and_tensors_work(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = subprocess.run([*python("torch"), script], capture_output=True, text=True, check=False)
     assert done.stdout == "[1.0, 1.0]\n", done.stderr

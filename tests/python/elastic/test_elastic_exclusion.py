@@ -106,11 +106,14 @@ def test_a_newcomer_whose_ranks_fail_is_excluded_and_uses_up_no_restart(
         assert "restart(s) after failures so far" not in own.stderr().rpartition("excluded")[2]
 
 
-def check_hanging(job: Job, module: str) -> None:
-    """A newcomer whose ranks hang joins a job of one node, which goes on without it."""
+def check_hanging(job: Job, module: str, *preload: str) -> None:
+    """A newcomer whose ranks hang joins a job of one node, which goes on without it.
+
+    The ranks of that node import torch in each of three rounds, unless it is preloaded.
+    """
     options = [*ELASTIC[module], *(["--frameworks=torch"] if module == PADDLE else [])]
     short = {"module": module, "RLAUNCH_HANG_TIMEOUT": "1"}
-    own = job.node(0, *options, job.script(WAITS), **short)
+    own = job.node(0, *options, *preload, job.script(WAITS), **short)
     job.await_files("life.0.0.0")
     hangs = job.script("time.sleep(3600)", "hangs.py")
     newcomer = job.node(1, *options, hangs, **short)
@@ -136,7 +139,7 @@ def test_a_newcomer_whose_ranks_hang_at_their_start_is_excluded(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
     with Job(tmp_path, two, backend, "1:2") as job:
-        check_hanging(job, module)
+        check_hanging(job, module, "--preload=torch")
 
 
 def test_a_newcomer_whose_ranks_hang_is_excluded_at_etcd(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:

@@ -18,6 +18,8 @@ from multi_host import MultiHost
 from paths import ROOT
 
 TWO_RANKS = {"PADDLE_NPROC_PER_NODE": "2", "PET_NPROC_PER_NODE": "2"}
+# Where each rank imports a framework.
+ONE_RANK = {"PADDLE_NPROC_PER_NODE": "1", "PET_NPROC_PER_NODE": "1"}
 RANK = f"""
 import os, signal, subprocess, sys, time
 rank = int(os.environ.get("RANK") or os.environ["PADDLE_TRAINER_ID"])
@@ -101,26 +103,27 @@ def start(made: list[Pod], command: list[str] | None = None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "train", "changes"),
+    ("file", "train", "ranks"),
     [
-        ("job.yaml", PADDLE, {}),
-        ("jobset.yaml", PLAIN, {}),
-        ("trainjob.yaml", TORCH, {}),
+        ("job.yaml", PADDLE, ONE_RANK),
+        ("jobset.yaml", PLAIN, TWO_RANKS),
+        ("trainjob.yaml", TORCH, ONE_RANK),
     ],
     ids=WITH_PODS,
 )
 def test_two_pods_are_one_job(
-    file: str, train: str, changes: dict[str, str], tmp_path: Path, made: MultiHost
+    file: str, train: str, ranks: dict[str, str], tmp_path: Path, made: MultiHost
 ) -> None:
     script = RANK + CONFINED + train
-    with pods(file, script, tmp_path, made.on, **TWO_RANKS, **changes) as both:
+    with pods(file, script, tmp_path, made.on, **ranks) as both:
         start(both)
         ended = [pod.wait() for pod in both]
         assert [end.status for end in ended] == [0, 0], ended
         for end in ended:
             assert "not permitted" not in end.stderr, end.stderr
         sums = {path.name: path.read_text() for pod in both for path in pod.tmp.glob("sum.*")}
-        assert sums == dict.fromkeys((f"sum.{rank}" for rank in range(4)), "10")
+        size = 2 * int(ranks["PET_NPROC_PER_NODE"])
+        assert sums == {f"sum.{rank}": str(sum(range(size + 1))) for rank in range(size)}
 
 
 def test_a_pod_waits_for_the_name_of_pod_0(tmp_path: Path, made: MultiHost) -> None:

@@ -44,12 +44,12 @@ def test_training_sees_the_losses_that_it_sees_under_torchrun(tmp_path: Path) ->
     seen = {}
     torch_is_here = tmp_path / DIGITS.name
     torch_is_here.write_text(head("torch") + DIGITS.read_text())
-    for module, script, interpreter in (
-        ("rlaunch.run", DIGITS, [sys.executable]),
-        ("torch.distributed.run", torch_is_here, python("torch")),
+    for module, interpreter in (
+        ("rlaunch.run", [sys.executable]),
+        ("torch.distributed.run", python("torch")),
     ):
         folder = tmp_path / module
-        words = [str(script), "--epochs", "6", "--report", str(folder)]
+        words = [str(torch_is_here), "--epochs", "6", "--report", str(folder)]
         done = ran("-m", module, "--nproc-per-node", "2", *words, cwd=tmp_path, interpreter=interpreter)
         assert "parameters equal on every rank (2)" in done.stdout
         seen[module] = reports(folder)

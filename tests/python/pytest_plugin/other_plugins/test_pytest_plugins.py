@@ -109,7 +109,8 @@ def test_all_plugins_at_once(version: int, workers: int, tmp_path: Path, mark: s
     (tmp_path / "words.py").write_text(WORDS)
     (tmp_path / "test_it.py").write_text(SUITE)
     # Few imports for each rank. pytest-sugar and pytest-randomly are in effect, too.
-    (tmp_path / "pytest.ini").write_text("[pytest]\nranks_preload = json\n")
+    preload = "hypothesis.strategies, pytest_asyncio"
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nranks_preload = {preload}\n")
     options = ["-p", "rlaunch.pytest_plugin", "-p", "no:cacheprovider", "--force-sugar", "--randomly-seed=7"]
     options += ["--cov=words", "--cov-branch", "--cov-report=json:cov.json", "--junitxml=report.xml", "-rA"]
     options += [f"-n{workers}"]
