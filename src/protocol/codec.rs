@@ -211,7 +211,7 @@ mod tests {
         for (id, info, status) in [
             ("1", named("ready"), NodeStatus::Ready { seen: 0 }),
             ("2", named("runs"), NodeStatus::runs(1)),
-            ("3", named("done"), NodeStatus::Done { round: 1 }),
+            ("3", named("done"), NodeStatus::done(1)),
             ("4", paddle, NodeStatus::Ready { seen: 0 }),
         ] {
             logic.record(id, &record(&info, status), Duration::ZERO);

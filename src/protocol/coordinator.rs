@@ -85,6 +85,7 @@ impl Coordinator {
             warnings: Vec::new(),
             to_receive_end,
             ranks_may_run: false,
+            stopped_at: None,
             participants: None,
         };
         Self { takes_over: false, ..Self::resume(state, Vec::new(), now) }
@@ -245,6 +246,7 @@ impl Coordinator {
         (self.state.failures, self.state.held_failure, self.state.last_failed) = (0, None, None);
         self.state.excluded.clear();
         self.state.newcomers.clear();
+        self.state.stopped_at = None;
         self.state.to_receive_end.clear();
         if self.state.phase != JobPhase::Gathering {
             self.gather(now);
@@ -408,6 +410,11 @@ impl Coordinator {
         let (done, reporting) =
             (self.count_done(), self.of_round().filter(|record| !record.info.is_paddle_launcher).count());
         if done == reporting && reporting > 0 {
+            let stopped_at = |record: &NodeRecord| match record.status {
+                NodeStatus::Done { stopped_at, .. } => stopped_at,
+                _ => None,
+            };
+            self.state.stopped_at = self.of_round().filter_map(stopped_at).max();
             return self.end(JobEnd::Completed);
         }
         if let Some(failure) = self.exclude_stuck(&rules) {

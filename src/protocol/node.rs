@@ -117,7 +117,7 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
             false if node.known_round == now => NodeStep::ReportReady { seen: now },
             false => NodeStep::Wait,
         },
-        (JobPhase::Running, NodeStatus::Done { round } | NodeStatus::Failed { round, .. }) if *round < now => {
+        (JobPhase::Running, NodeStatus::Done { round, .. } | NodeStatus::Failed { round, .. }) if *round < now => {
             NodeStep::ReportReady { seen: *round }
         }
         (JobPhase::Running, _) => NodeStep::Wait,

@@ -193,6 +193,9 @@ pub enum NodeStatus {
     Done {
         /// In this round.
         round: u64,
+        /// The step at which they were asked to stop before (`rlaunch.should_stop`).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stopped_at: Option<u64>,
     },
     /// A rank has failed, and all ranks have ended.
     Failed {
@@ -247,11 +250,16 @@ impl NodeStatus {
         NodeStatus::Runs { round, hang: None, is_noticed: false }
     }
 
+    /// That of a node whose ranks have exited successfully in this round.
+    pub const fn done(round: u64) -> Self {
+        NodeStatus::Done { round, stopped_at: None }
+    }
+
     /// The last round that it knows of and in which none of its ranks runs any more; `None` while some do.
     pub fn stopped_in(&self) -> Option<u64> {
         match self {
             NodeStatus::Ready { seen } => Some(*seen),
-            NodeStatus::Done { round } | NodeStatus::Failed { round, .. } => Some(*round),
+            NodeStatus::Done { round, .. } | NodeStatus::Failed { round, .. } => Some(*round),
             NodeStatus::Leaves { .. } => Some(u64::MAX),
             NodeStatus::Runs { .. } | NodeStatus::Stops { .. } => None,
         }
@@ -398,7 +406,7 @@ mod tests {
             (NodeStatus::Ready { seen: 4 }, Some(4)),
             (NodeStatus::runs(4), None),
             (NodeStatus::Stops { round: 4, why: NodeStop::Failure { failure: failure() } }, None),
-            (NodeStatus::Done { round: 4 }, Some(4)),
+            (NodeStatus::done(4), Some(4)),
             (NodeStatus::Failed { round: 4, failure: failure() }, Some(4)),
             (NodeStatus::Leaves { signal: 15 }, Some(u64::MAX)),
         ] {

@@ -45,6 +45,9 @@ pub struct JobState {
     /// Whether the next round waits for the end of ranks on nodes that are gone.
     #[serde(default)]
     pub ranks_may_run: bool,
+    /// The step at which the ranks were asked to stop, if the job has ended by that (`rlaunch.should_stop`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_at: Option<u64>,
     /// The nodes that have joined, while others are waited for.
     pub participants: Option<Participants>,
 }

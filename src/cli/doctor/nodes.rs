@@ -146,7 +146,7 @@ fn at_rendezvous(membership: &mut Membership, spec: &RendezvousSpec) -> Result<V
     let hint = "make the nodes alike; jobs with --require_same refuse nodes that differ";
     found.extend(differences.into_iter().map(|line| warning("differences", line, hint)));
     found.extend(connections(&members, own));
-    membership.publish(NodeStatus::Done { round });
+    membership.publish(NodeStatus::done(round));
     // The others may still connect to this node.
     if let Err(failure) = await_step(membership, LAST_WAIT, false) {
         found.push(warning("nodes", failure.to_string(), "look at the output of that node"));

@@ -149,7 +149,7 @@ impl Job<'_> {
                 continue;
             }
             let warnings = membership.state().map_or_else(Vec::new, |state| state.warnings.clone());
-            // What still holds has been said.
+            // Warnings that the round before had too have been printed.
             warnings.iter().filter(|warning| !warned.contains(warning)).for_each(|warning| warn!("{warning}"));
             warned = warnings;
             let attempt = last.as_ref().map_or(0, |last| last.attempt + 1);
@@ -228,7 +228,13 @@ impl Job<'_> {
                 };
                 Ok(record_outcome(&this, launched, &outcome, own, frontend))
             }
-            None => Ok(record_without_ranks(launch, &outcome, journal, frontend)),
+            None => {
+                let outcome = match (outcome, membership.state().and_then(|state| state.stopped_at)) {
+                    (JobOutcome::Ended(JobEnd::Completed), Some(step)) => JobOutcome::Preempted(step),
+                    (outcome, _) => outcome,
+                };
+                Ok(record_without_ranks(launch, &outcome, journal, frontend))
+            }
         }
     }
 
@@ -334,7 +340,13 @@ fn after_round(
     membership: &Membership,
 ) -> ControlFlow<JobOutcome, NodeStatus> {
     match (&launched.report.outcome, stopped_by, &launched.round_stop) {
-        (NodeOutcome::Completed, ..) => Continue(NodeStatus::Done { round }),
+        (NodeOutcome::Completed, ..) => {
+            let stopped_at = match launched.outcome {
+                JobOutcome::Preempted(step) => Some(step),
+                _ => None,
+            };
+            Continue(NodeStatus::Done { round, stopped_at })
+        }
         (NodeOutcome::LauncherKilled, ..) => Break(JobOutcome::LauncherKilled),
         (NodeOutcome::Stopped { signal }, ..) => Break(JobOutcome::Stopped(*signal)),
         (_, Some(signal), _) => Break(JobOutcome::Stopped(signal)),
@@ -384,7 +396,10 @@ fn record_without_ranks(
     if let Err(error) = journal::write_result(&launch.log_dir, &result) {
         print_notice(&error.to_string());
     }
-    print_error(&text);
+    match outcome {
+        JobOutcome::Ended(JobEnd::Completed) | JobOutcome::Preempted(_) => print_notice(&text),
+        _ => print_error(&text),
+    }
     (exit_status, serde_json::to_value(result).unwrap_or_default())
 }
 

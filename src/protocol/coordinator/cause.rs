@@ -26,7 +26,9 @@ impl Coordinator {
     /// How many of them have exited successfully.
     pub(crate) fn count_done(&self) -> usize {
         let round = self.state.round;
-        self.of_round().filter(|record| record.status == NodeStatus::Done { round }).count()
+        self.of_round()
+            .filter(|record| matches!(record.status, NodeStatus::Done { round: done, .. } if done == round))
+            .count()
     }
 
     /// Why the round stops, if its members report a reason. A rank that failed because a peer was gone failed after that peer,
@@ -176,7 +178,7 @@ mod tests {
     use crate::protocol::state::JobState;
 
     const RUNS: NodeStatus = NodeStatus::runs(2);
-    const DONE: NodeStatus = NodeStatus::Done { round: 2 };
+    const DONE: NodeStatus = NodeStatus::done(2);
     const LEAVES: NodeStatus = NodeStatus::Leaves { signal: 15 };
     const STOPS: NodeStatus = NodeStatus::Stops { round: 2, why: NodeStop::Signal { signal: 15 } };
 
@@ -273,7 +275,7 @@ mod tests {
             (OnNodeLoss::End, RUNS, true),
             (OnNodeLoss::Regroup, RUNS, false),
             (OnNodeLoss::Regroup, DONE, true),
-            (OnNodeLoss::Regroup, NodeStatus::Done { round: 1 }, false),
+            (OnNodeLoss::Regroup, NodeStatus::done(1), false),
         ] {
             let rules = JobRules { on_loss, ..JobRules::default() };
             let coordinator = running(&rules, &[None, Some(status.clone())]);
@@ -343,7 +345,7 @@ mod tests {
             ("stranger", false, RUNS, true),
             ("stranger", false, STOPS, true),
             ("a", false, NodeStatus::Ready { seen: 1 }, true),
-            ("a", false, NodeStatus::Done { round: 1 }, true),
+            ("a", false, NodeStatus::done(1), true),
             ("a", false, NodeStatus::Ready { seen: 2 }, false),
             ("a", false, DONE, false),
             ("a", false, LEAVES, false),

@@ -44,7 +44,8 @@ impl Coordinator {
     }
 
     /// Excludes the members that have joined lately and whose ranks hang at their start, while all ranks of the other nodes wait for
-    /// them: once each has been found so again after all have reported it. Returns why the round stops, if there are such.
+    /// them. After all nodes have reported this, a further look has to find each such member idle again. Returns why the round stops, if
+    /// a member is excluded.
     pub(crate) fn exclude_stuck(&mut self, rules: &JobRules) -> Option<RankFailure> {
         let hang = |member: &RoundMember| match &self.nodes.get(&member.id)?.record.status {
             NodeStatus::Runs { round, hang, .. } if *round == self.state.round => hang.clone(),

@@ -193,7 +193,7 @@ fn a_launcher_of_paddle_s_takes_part_in_a_fixed_job() {
         machine
     };
     let mut machine = begun();
-    machine.record("own", record(&own, NodeStatus::Done { round: 1 }), time(2));
+    machine.record("own", record(&own, NodeStatus::done(1)), time(2));
     assert_eq!(machine.turn(time(2)).unwrap().0.phase, JobPhase::Ended { end: JobEnd::Completed });
 
     let mut machine = begun();

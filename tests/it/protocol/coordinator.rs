@@ -145,7 +145,7 @@ fn the_last_call_waits_for_nodes_that_can_still_become_ready() {
     for (info_of_b, status, waits) in [
         (info(&rules), NodeStatus::Ready { seen: 1 }, true),
         (info(&rules), NodeStatus::runs(2), true),
-        (info(&rules), NodeStatus::Done { round: 2 }, true),
+        (info(&rules), NodeStatus::done(2), true),
         (info(&rules), failed("another"), true),
         (info(&rules), failed("held"), false),
         (info(&rules), NodeStatus::Leaves { signal: 15 }, false),
@@ -231,7 +231,7 @@ fn a_job_is_over_when_all_nodes_but_the_refused_have_left() {
     let rules = level_1(1, 1, 0);
     let (own, other) = (info(&rules), info(&level_1(1, 1, 9)));
     let mut machine = joined(&[("a", own.clone()), ("spare", own.clone()), ("refused", other)]);
-    machine.record("a", record(&own, NodeStatus::Done { round: 1 }), time(1));
+    machine.record("a", record(&own, NodeStatus::done(1)), time(1));
     machine.turn(time(1));
     assert_eq!(machine.state().phase, JobPhase::Ended { end: JobEnd::Completed });
     assert!(machine.state().to_receive_end.iter().eq(["spare"]), "it took part in no round");
@@ -295,7 +295,7 @@ fn a_round_of_which_no_member_reports_does_not_end_at_once() {
 #[test]
 fn a_round_that_a_node_has_finished_is_not_stopped_for_more_nodes() {
     let own = info(&level_1(2, 3, 5));
-    for (status, stops) in [(NodeStatus::runs(2), true), (NodeStatus::Done { round: 2 }, false)] {
+    for (status, stops) in [(NodeStatus::runs(2), true), (NodeStatus::done(2), false)] {
         let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members(&["a", "b"]), time(0));
         machine.record("a", record(&own, NodeStatus::runs(2)), time(0));
         machine.record("b", record(&own, status.clone()), time(0));

@@ -379,7 +379,7 @@ fn no_hang_excludes_a_node_unless_it_is_clear_that_newcomers_hold_up_the_others(
     case("one has not reported", &rules, [waits(3), NodeStatus::runs(3), stuck(3)]);
     case("a report of an older round", &rules, [waits(3), waits(2), stuck(3)]);
     case("the newcomer's is of an older round", &rules, [waits(3), waits(3), stuck(2)]);
-    case("one has finished", &rules, [waits(3), NodeStatus::Done { round: 3 }, stuck(3)]);
+    case("one has finished", &rules, [waits(3), NodeStatus::done(3), stuck(3)]);
     case("too few would be left", &level_1(3, 4, 3), [waits(3), waits(3), stuck(3)]);
     let held = JobRules { on_failure: OnFailure::Hold, ..rules.clone() };
     case("the others would wait for another node", &held, [waits(3), waits(3), stuck(3)]);

@@ -93,7 +93,7 @@ fn a_later_coordinator_waits_once_for_ranks_that_it_has_not_seen() {
     ended.ranks_may_run = true;
     let members = vec![RoundMember { id: "a".into(), info: NodeInfo::default() }];
     let mut machine = Coordinator::resume(ended, members, time(0));
-    machine.record("a", record(NodeStatus::Done { round: 2 }), time(0));
+    machine.record("a", record(NodeStatus::done(2)), time(0));
     machine.turn(time(0));
     machine.record("new", record(NodeStatus::Ready { seen: 0 }), time(10_000));
     machine.turn(time(10_000));

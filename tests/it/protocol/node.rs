@@ -325,7 +325,7 @@ impl World<'_> {
             if sim.lost {
                 self.loses_patience(node);
             }
-            self.stand(node, NodeStatus::Done { round });
+            self.stand(node, NodeStatus::done(round));
             self.act(node);
         }
     }

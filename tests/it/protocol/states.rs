@@ -106,7 +106,7 @@ fn failed(round: u64, process: &str) -> NodeStatus {
 
 #[test]
 fn a_node_follows_the_phase_of_the_job() {
-    let (ready, done) = (|seen| NodeStatus::Ready { seen }, |round| NodeStatus::Done { round });
+    let (ready, done) = (|seen| NodeStatus::Ready { seen }, |round| NodeStatus::done(round));
     let leaves = NodeStatus::Leaves { signal: 15 };
     let more = || stopping(RoundStopCause::More { hosts: Vec::new() });
     let report = |seen| NodeStep::ReportReady { seen };
@@ -161,7 +161,7 @@ fn only_the_node_whose_failure_is_held_leaves() {
     assert_eq!(next_step(&knows_round_2(failed(2, "rank 0"), true), &holds), NodeStep::End(end));
     let ready = NodeStep::ReportReady { seen: 2 };
     assert_eq!(next_step(&knows_round_2(failed(2, "rank 1"), true), &holds), ready);
-    assert_eq!(next_step(&knows_round_2(NodeStatus::Done { round: 2 }, true), &holds), ready);
+    assert_eq!(next_step(&knows_round_2(NodeStatus::done(2), true), &holds), ready);
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn an_end_is_for_nodes_that_belong_to_the_job() {
     assert_eq!(next_step(&NodeState { saw_job_open: true, ..new() }, &ended), end);
     assert_eq!(next_step(&NodeState { round: Some(2), ..new() }, &ended), end);
     assert_eq!(next_step(&NodeState { round: Some(1), ..new() }, &ended), NodeStep::Wait);
-    assert_eq!(next_step(&NodeState { status: NodeStatus::Done { round: 2 }, ..new() }, &ended), end);
+    assert_eq!(next_step(&NodeState { status: NodeStatus::done(2), ..new() }, &ended), end);
     let mut node = new();
     node.note_state(&ended, None);
     assert!(!node.saw_job_open);

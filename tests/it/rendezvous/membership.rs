@@ -97,6 +97,7 @@ impl Job {
             excluded: Default::default(),
             last_failed: None,
             newcomers: Default::default(),
+            stopped_at: None,
             held_failure: None,
             to_receive_end: Default::default(),
             refused: Default::default(),

@@ -269,7 +269,7 @@ fn a_job_by_the_real_rules_runs_and_ends() {
                 (JobState { phase: JobPhase::Running, round: 1, .. }, Some(members)) => Some(members),
                 _ => None,
             });
-            record.status = NodeStatus::Done { round: 1 };
+            record.status = NodeStatus::done(1);
             node.backend.put(&serde_json::to_string(&record).unwrap());
             let end = node.until("the end", |news| match state_of(news)?.0.phase {
                 JobPhase::Ended { end } => Some(end),

@@ -124,7 +124,7 @@ fn a_link_that_breaks_changes_nothing() {
         }
         for node in [&mut a, &mut b] {
             assert!(node.runs() && matches!(node.phase(), Some(JobPhase::Running)), "{:?}", node.state);
-            node.stand(NodeStatus::Done { round: 1 });
+            node.stand(NodeStatus::done(1));
         }
         until(&mut [&mut a, &mut b], "they end well", |nodes| {
             nodes.iter().all(|node| node.end == Some(JobEnd::Completed))
@@ -148,7 +148,7 @@ fn a_link_that_was_reset_may_be_away_for_a_fifth_of_the_lease() {
     assert!(time > Duration::from_millis(250), "{time:?}");
     for node in [&mut a, &mut b] {
         assert!(node.runs() && matches!(node.phase(), Some(JobPhase::Running)), "{:?}", node.state);
-        node.stand(NodeStatus::Done { round: 1 });
+        node.stand(NodeStatus::done(1));
     }
     until(&mut [&mut a, &mut b], "they end well", |nodes| nodes.iter().all(|node| node.end == Some(JobEnd::Completed)));
 }
@@ -166,7 +166,7 @@ fn a_node_that_is_back_within_its_lease_was_never_gone() {
     println!("noticed and back after {time:?}");
     assert!(time < lease && b.lost().is_some_and(|why| why.contains("has sent nothing")), "{:?}", b.lost());
     for node in [&mut a, &mut b] {
-        node.stand(NodeStatus::Done { round: 1 });
+        node.stand(NodeStatus::done(1));
     }
     until(&mut [&mut a, &mut b], "they end well", |nodes| nodes.iter().all(|node| node.end == Some(JobEnd::Completed)));
 }

@@ -74,7 +74,7 @@ fn two_nodes_agree_and_end() {
         println!("2 nodes, key {key:?}: {:?}", clock::now() - begin);
         assert_eq!((a.ids(), b.ids()), (vec!["a".into(), "b".into()], vec!["a".into(), "b".into()]));
         for node in [&mut a, &mut b] {
-            node.stand(NodeStatus::Done { round: 1 });
+            node.stand(NodeStatus::done(1));
         }
         until(&mut [&mut a, &mut b], "both have ended", |nodes| {
             nodes.iter().all(|node| node.end == Some(JobEnd::Completed))

@@ -40,7 +40,7 @@ fn a_round_has_nodes_of_both_kinds_in_one_order() {
         assert_eq!(keys, ["/job/info/abc/-1", "/job/info/mmm/-1", "/job/info/xyz/-1"]);
         assert_eq!(peers.own, place);
     }
-    us.stand(NodeStatus::Done { round: 1 });
+    us.stand(NodeStatus::done(1));
     until(&mut [&mut us], "it ends", |nodes| nodes[0].end == Some(JobEnd::Completed));
 }
 
@@ -102,7 +102,7 @@ fn a_short_job_waits_for_nodes_that_have_not_read_the_members() {
     let put = place.request("POST", "/job/info/them/-1", them.payload.as_bytes(), &mut left).unwrap();
     assert_eq!(put.status(), Some(200));
     until(&mut [&mut us], "it runs", |nodes| nodes[0].runs());
-    us.stand(NodeStatus::Done { round: 1 });
+    us.stand(NodeStatus::done(1));
     until(&mut [&mut us], "it ends", |nodes| nodes[0].end == Some(JobEnd::Completed));
     us.backend.close(PATIENCE).unwrap();
     thread::scope(|scope| {
