@@ -47,8 +47,7 @@ impl Descriptor {
     /// A copy of a descriptor with another owner.
     #[staticmethod]
     fn copy_of(number: i32) -> PyResult<Self> {
-        let fd = fd::borrow(&number).map_err(os_error)?;
-        Ok(Self::new(fd::duplicate(fd).map_err(os_error)?))
+        Ok(Self::new(fd::duplicate_number(number).map_err(os_error)?))
     }
 
     /// Takes over a descriptor that was inherited by its number. OSError: it has an owner in this process.

@@ -73,7 +73,8 @@ pub fn start_guardian(
     };
     // Not the host's: a reader of the host's output must not wait for the guardian.
     let stdio = [silent, silent, silent];
-    let descriptors = SpawnDescriptors { stdio, keep: vec![read.as_fd()], ..SpawnDescriptors::default() };
+    let descriptors =
+        SpawnDescriptors { stdio, keep: vec![(read.as_fd(), read.as_raw_fd())], ..SpawnDescriptors::default() };
     match py.detach(|| spawn::start(&start, &descriptors)) {
         Ok(_) => Ok(Descriptor::new(write)),
         Err(error) => Err(PyOSError::new_err((error.errno, error.to_string()))),

@@ -58,6 +58,7 @@ mod lib {
     use std::cell::LazyCell;
     use std::collections::BTreeMap;
     use std::ffi::OsString;
+    use std::os::fd::AsFd;
     use std::path::{Path, PathBuf};
 
     #[pymodule_export]
@@ -198,8 +199,8 @@ mod lib {
     /// Has the kernel kill this process when the lifeline that `fd` reads from closes.
     #[pyfunction]
     fn arm_lifeline(fd: i32) -> PyResult<()> {
-        let end = crate::sys::io::fd::borrow_above_stdio(&fd).map_err(errors::os_error)?;
-        lifeline::arm(end).map_err(errors::os_error)
+        let end = crate::sys::io::fd::duplicate_number_above_stdio(fd).map_err(errors::os_error)?;
+        lifeline::arm(end.as_fd()).map_err(errors::os_error)
     }
 
     /// Has the kernel kill this process, which multiprocessing's fork server has forked, when the server ends.

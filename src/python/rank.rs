@@ -18,7 +18,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -55,26 +55,49 @@ pub struct NumberedDescriptors {
 }
 
 impl NumberedDescriptors {
-    /// The descriptors themselves. An error if one is closed, or the lifeline is a standard descriptor.
-    pub fn borrow(&self) -> Result<SpawnDescriptors<'_>, SpawnStepError> {
-        let borrow = || -> nix::Result<SpawnDescriptors<'_>> {
-            let [stdin, stdout, stderr] =
-                self.stdio.each_ref().map(|number| number.as_ref().map(fd::borrow).transpose());
-            Ok(SpawnDescriptors {
+    /// Copies of them. An error if one is closed, or the lifeline is a standard descriptor.
+    pub fn duplicate(&self) -> Result<DescriptorCopies, SpawnStepError> {
+        let duplicate = || -> nix::Result<DescriptorCopies> {
+            let [stdin, stdout, stderr] = self.stdio.map(|number| number.map(fd::duplicate_number).transpose());
+            let keep = self.keep.iter().map(|&number| Ok((fd::duplicate_number(number)?, number)));
+            let lifeline = self
+                .lifeline
+                .map(|(number, scope)| Ok((fd::duplicate_number_above_stdio(number)?, number, scope)))
+                .transpose()?;
+            Ok(DescriptorCopies {
                 stdio: [stdin?, stdout?, stderr?],
-                keep: self.keep.iter().map(fd::borrow).collect::<Result<_, _>>()?,
-                cgroup: self.cgroup.as_ref().map(fd::borrow).transpose()?,
-                lifeline: match &self.lifeline {
-                    Some((number, scope)) => Some((fd::borrow_above_stdio(number)?, *scope)),
-                    None => None,
-                },
+                keep: keep.collect::<nix::Result<_>>()?,
+                cgroup: self.cgroup.map(fd::duplicate_number).transpose()?,
+                lifeline,
             })
         };
-        borrow().map_err(|errno| SpawnStepError { step: "descriptors", errno: errno as i32 })
+        duplicate().map_err(|errno| SpawnStepError { step: "descriptors", errno: errno as i32 })
     }
 }
 
-type SpawnRequest = (Box<(SpawnCommand, NumberedDescriptors)>, Sender<Result<SpawnedProcess, SpawnStepError>>);
+/// Copies of the descriptors of a command: Python code may close its own while another thread starts the process.
+pub struct DescriptorCopies {
+    stdio: [Option<OwnedFd>; 3],
+    keep: Vec<(OwnedFd, RawFd)>,
+    cgroup: Option<OwnedFd>,
+    lifeline: Option<(OwnedFd, RawFd, KillScope)>,
+}
+
+impl DescriptorCopies {
+    /// The copies; the program inherits `keep` and the lifeline under the numbers that Python code has.
+    pub fn borrow(&self) -> SpawnDescriptors<'_> {
+        let lifeline = self.lifeline.as_ref();
+        let keep = self.keep.iter().map(|(fd, number)| (fd.as_fd(), *number));
+        SpawnDescriptors {
+            stdio: self.stdio.each_ref().map(|fd| fd.as_ref().map(AsFd::as_fd)),
+            keep: keep.chain(lifeline.map(|(fd, number, _)| (fd.as_fd(), *number))).collect(),
+            cgroup: self.cgroup.as_ref().map(AsFd::as_fd),
+            lifeline: lifeline.map(|(fd, _, scope)| (fd.as_fd(), *scope)),
+        }
+    }
+}
+
+type SpawnRequest = (Box<(SpawnCommand, DescriptorCopies)>, Sender<Result<SpawnedProcess, SpawnStepError>>);
 
 /// Starts programs from a thread of its own, because the kernel ties a child's parent-death signal to the thread that started
 /// it (prctl(2), PR_SET_PDEATHSIG), and a user's thread may end at any time. The first such start creates the thread; ranks
@@ -93,9 +116,11 @@ pub struct Spawner {
 
 fn run_spawner(requests: &Receiver<SpawnRequest>) {
     for (start, reply) in requests {
-        // The caller waits for the reply, and has the descriptors open until then.
-        let (command, numbers) = &*start;
-        let _ = reply.send(numbers.borrow().and_then(|descriptors| spawn::start(command, &descriptors)));
+        let (command, copies) = &*start;
+        let started = spawn::start(command, &copies.borrow());
+        // Before the reply: the caller may count its descriptors.
+        drop(start);
+        let _ = reply.send(started);
     }
 }
 
@@ -210,7 +235,8 @@ impl Spawner {
         let (parent, is_main_thread) = (std::process::id(), current::is_main_thread());
         let pid: i32 = py.import("os")?.call_method0("fork")?.extract()?;
         if pid == 0 {
-            lifeline::arm(fd::borrow_above_stdio(&lifeline).map_err(os_error)?).map_err(os_error)?;
+            let end = fd::duplicate_number_above_stdio(lifeline).map_err(os_error)?;
+            lifeline::arm(end.as_fd()).map_err(os_error)?;
             if is_main_thread {
                 current::die_with_parent(parent).map_err(os_error)?;
             }
@@ -234,7 +260,7 @@ impl Spawner {
     /// descriptor.
     fn enter_of_fork_server(&self, pid: i32, status: i32) -> PyResult<Rank> {
         self.creator.check()?;
-        let copy = fd::borrow(&status).and_then(fd::duplicate).map_err(os_error)?;
+        let copy = fd::duplicate_number(status).map_err(os_error)?;
         Ok(self.enter(Child::of_fork_server(pid, copy).map_err(os_error)?))
     }
 
@@ -283,15 +309,17 @@ fn c_strings(list: Vec<Vec<u8>>) -> PyResult<Vec<CString>> {
 impl Spawner {
     fn begin(&self, py: Python<'_>, start: SpawnCommand, numbers: NumberedDescriptors) -> PyResult<Rank> {
         self.creator.check()?;
+        let failed = |error: SpawnStepError| PyOSError::new_err((error.errno, error.to_string()));
+        let copies = numbers.duplicate().map_err(failed)?;
         let requests = self.requests()?;
         let (reply, answer) = bounded(1);
-        let started = py.detach(|| match requests.send((Box::new((start, numbers)), reply)) {
+        let started = py.detach(|| match requests.send((Box::new((start, copies)), reply)) {
             Ok(()) => answer.recv().map_err(|_| ()),
             Err(_) => Err(()),
         });
         match started {
             Ok(Ok(started)) => Ok(self.enter(Child::new(started.pid, started.pidfd, false))),
-            Ok(Err(error)) => Err(PyOSError::new_err((error.errno, error.to_string()))),
+            Ok(Err(error)) => Err(failed(error)),
             Err(()) => Err(PyOSError::new_err((libc::EAGAIN, "the thread that starts ranks has ended"))),
         }
     }
@@ -411,6 +439,6 @@ pub fn set_up_rank_process(
         lifeline: given(lifeline).map(|fd| (fd, scope)),
         ..NumberedDescriptors::default()
     };
-    let applied = numbers.borrow().and_then(|descriptors| spawn::apply_settings(&start, &descriptors, parent));
+    let applied = numbers.duplicate().and_then(|copies| spawn::apply_settings(&start, &copies.borrow(), parent));
     applied.map_err(|error| PyOSError::new_err((error.errno, error.to_string())))
 }

@@ -55,7 +55,7 @@ impl Wakeup {
             return Ok(()); // A signal handler has forked; the bytes are for the other process.
         }
         // A copy, because its owner may close it meanwhile.
-        let Ok(owner) = fd::borrow(&before).and_then(fd::duplicate) else { return Ok(()) };
+        let Ok(owner) = fd::duplicate_number(before) else { return Ok(()) };
         let mut bytes = [0; 4096];
         match nix::unistd::read(&read, &mut bytes) {
             // A full pipe has a byte already, and a closed one needs none.

@@ -16,7 +16,7 @@ use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::pidfd;
 use crate::sys::process::pidfd::CollectedStatus;
-use crate::sys::process::spawn::{ForkLauncherError, ForkSide, SpawnedProcess, fork_launcher};
+use crate::sys::process::spawn::{ForkSide, SpawnedProcess, fork_launcher, other_threads};
 use crate::sys::process::tree;
 use crate::sys::signals::{self, SignalPipe, Signals};
 use nix::fcntl::OFlag;
@@ -24,6 +24,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
+use tracing::warn;
 
 /// Which of the two processes this one is.
 pub enum ProcessSide {
@@ -100,7 +101,7 @@ pub enum SupervisorLoss {
 const STUCK: Duration = Duration::from_secs(10);
 
 /// Forks the supervisor process. All that may fail comes before: a failure afterwards would be one of two processes.
-pub fn fork_supervisor(signals: &mut Signals) -> Result<ProcessSide, ForkLauncherError> {
+pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     tree::become_subreaper()?;
     let earlier_children = tree::children(std::process::id() as i32).into_iter().collect();
     for signal in [libc::SIGCHLD, libc::SIGTSTP] {
@@ -112,6 +113,14 @@ pub fn fork_supervisor(signals: &mut Signals) -> Result<ProcessSide, ForkLaunche
     let signal_pipe = SignalPipe::new()?;
     // Until the supervisor process uses a signal pipe of its own, the launcher process would read its signals.
     let blocked = signals::block_all();
+    let threads = other_threads();
+    if !threads.is_empty() {
+        warn!(
+            "the launcher forks with other threads ({}), so the job may hang at its start; look for the library that starts \
+             them in LD_PRELOAD, LD_AUDIT and /etc/ld.so.preload",
+            threads.join(", ")
+        );
+    }
     match fork_launcher()? {
         ForkSide::Parent(supervisor) => {
             Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, resizes, earlier_children }))

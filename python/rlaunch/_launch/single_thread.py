@@ -11,8 +11,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# Without site, and so without sitecustomize and .pth files, and without LD_PRELOAD, which ranks get back.
+# For an interpreter without site, and so without sitecustomize and .pth files. If it has several threads
+# too, another one runs the code without LD_PRELOAD, which ranks get back.
 _CODE = """\
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import os
+def has_threads():
+    try:
+        return len(os.listdir('/proc/self/task')) > 1
+    except OSError:
+        return False
+code = {code!r}
+if 'LD_PRELOAD' in os.environ and has_threads():
+    env = {{name: value for name, value in os.environ.items() if name != 'LD_PRELOAD'}}
+    os.execve(sys.executable, [sys.executable, '-S', '-c', code, *sys.argv[1:]], env)
+exec(code)"""
+_RUN_CODE = """\
 import sys
 sys.path[:] = [path for path in sys.path if path]
 import os, importlib.util as util
@@ -34,8 +49,8 @@ def run_launcher_function(function: str, *rest: object) -> NoReturn:
     """Calls ``_lib.FUNCTION(arguments of this program, interpreter, *rest)`` and exits with what it returns.
 
     A fork of a process with several threads inherits the locks that the others hold. If something has
-    started a thread here, such as sitecustomize or a library of LD_PRELOAD, an interpreter that runs none
-    of it takes this process over.
+    started a thread here, such as sitecustomize or a library of LD_PRELOAD, an interpreter without it takes
+    this process over. A library may start its thread later: of that the launcher warns.
     """
     if _has_threads():
         from .._process.debugger import build_code
@@ -45,15 +60,14 @@ def run_launcher_function(function: str, *rest: object) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         # Without site, the path of the other interpreter is not that of the ranks.
-        code = _CODE.format(
+        code = _RUN_CODE.format(
             module=_lib.__file__,
             function=function,
             interpreter=describe_interpreter(),
             rest=rest,
             preloaded={name: value for name, value in os.environ.items() if name == "LD_PRELOAD"},
         )
-        env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        os.execve(sys.executable, [sys.executable, "-S", "-c", code, *sys.argv[1:]], env)
+        os.execv(sys.executable, [sys.executable, "-S", "-c", _CODE.format(code=code), *sys.argv[1:]])
     status = getattr(_lib, function)(sys.argv[1:], describe_interpreter(), *rest)
     # Nothing is left to flush, and finalizing the interpreter takes longer than everything before.
     os._exit(status)

@@ -4,7 +4,6 @@ use crate::cli::common::command_line::CommandLineError;
 use crate::cli::elastic::error::RendezvousError;
 use crate::run::output::log_files::plain;
 use crate::spec::SpecError;
-use crate::sys::process::spawn::ForkLauncherError;
 use std::io;
 
 /// An error that ends the launcher. Its text is one line; `exit_code::of_error` has its exit status.
@@ -37,8 +36,8 @@ pub enum CliError {
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// The process that supervises the ranks could not be started.
-    #[error("cannot start the supervisor process: {0}")]
-    SupervisorNotStarted(#[source] ForkLauncherError),
+    #[error("cannot start the supervisor process: {}", plain(.0))]
+    SupervisorNotStarted(#[source] io::Error),
     /// Signal handlers could not be installed.
     #[error("cannot install signal handlers: {0}")]
     SignalHandlers(#[source] io::Error),

@@ -32,12 +32,12 @@ use crate::run::stop_requests::StopRequests;
 use crate::run::sweep;
 use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
-use crate::sys::process::spawn::ForkLauncherError;
 use crate::sys::process::{current, procfs};
 use crate::sys::signals::{self, BLOCKED_IN_LAUNCHER, Signals};
 use crossbeam_channel::bounded;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -74,7 +74,7 @@ pub fn run_node(
     // Both processes share it.
     let lease = match NodeLease::new() {
         Ok(lease) => Arc::new(lease),
-        Err(error) => return Err(not_started(launch, error.into())),
+        Err(error) => return Err(not_started(launch, error)),
     };
     let launcher_pid = std::process::id() as i32;
     match launcher_process::fork_supervisor(signals) {
@@ -163,7 +163,7 @@ fn shown_command(launch: &Launch<'_>) -> Vec<String> {
     secrets::words(argv.iter().map(|arg| arg.to_string_lossy()))
 }
 
-fn not_started(launch: &Launch<'_>, error: ForkLauncherError) -> CliError {
+fn not_started(launch: &Launch<'_>, error: io::Error) -> CliError {
     gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
     CliError::SupervisorNotStarted(error)
 }

@@ -8,7 +8,7 @@ use crate::sys::process::spawn::{self, ProcessGroup, SpawnCommand};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use std::ffi::CString;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// The bytes and the descriptors of a request. `fds`: stdin, stdout, stderr, lifeline, cgroup.
 #[pyfunction]
@@ -35,7 +35,13 @@ pub fn encode_fork_request(
     };
     let lifeline = lifeline.map(|fd| (fd, KillScope::Group));
     let numbers = NumberedDescriptors { stdio: [stdin, stdout, stderr], keep: Vec::new(), cgroup, lifeline };
-    let descriptors = numbers.borrow().map_err(|error| PyOSError::new_err(error.errno))?;
+    let copies = numbers.duplicate().map_err(|error| PyOSError::new_err(error.errno))?;
+    let descriptors = copies.borrow();
     let (bytes, sent) = zygote::encode(&command, &descriptors);
-    Ok((bytes, sent.iter().map(AsRawFd::as_raw_fd).collect()))
+    let copied = [descriptors.stdio.as_slice(), &[descriptors.lifeline.map(|(fd, _)| fd), descriptors.cgroup]].concat();
+    let number_of = |sent: &BorrowedFd<'_>| {
+        let is_sent = |copy: &Option<BorrowedFd<'_>>| copy.is_some_and(|copy| copy.as_raw_fd() == sent.as_raw_fd());
+        copied.iter().position(is_sent).and_then(|index| fds[index]).unwrap_or(-1)
+    };
+    Ok((bytes, sent.iter().map(number_of).collect()))
 }

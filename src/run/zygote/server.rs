@@ -230,8 +230,8 @@ impl Zygote {
         };
         let lifeline_end = Some((end.as_fd(), KillScope::Group));
         // Not in the job's cgroup, whose members are killed between attempts.
-        let descriptors =
-            SpawnDescriptors { keep: vec![theirs.as_fd()], lifeline: lifeline_end, ..SpawnDescriptors::default() };
+        let keep = vec![(theirs.as_fd(), theirs.as_raw_fd())];
+        let descriptors = SpawnDescriptors { keep, lifeline: lifeline_end, ..SpawnDescriptors::default() };
         let SpawnedProcess { pid, pidfd } = spawn::start(&command, &descriptors)?;
         Ok(ZygoteProcess { child: Child::new(pid, pidfd, true), socket, _lifeline: lifeline })
     }

@@ -6,14 +6,25 @@ use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A close-on-exec copy, numbered 3 or above, of a descriptor with another owner.
 pub fn duplicate(fd: impl AsFd) -> nix::Result<OwnedFd> {
-    // SAFETY: F_DUPFD_CLOEXEC takes integers; a closed descriptor (0, 1 or 2) is an error that is returned.
-    let copy = Errno::result(unsafe { libc::fcntl(fd.as_fd().as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) })?;
+    duplicate_number(fd.as_fd().as_raw_fd())
+}
+
+/// As `duplicate`, of a descriptor that Python code has: Python can only pass its number. `EBADF` if it is closed. The caller is
+/// attached to the interpreter, so that no Python code closes it meanwhile.
+pub fn duplicate_number(number: RawFd) -> nix::Result<OwnedFd> {
+    // SAFETY: F_DUPFD_CLOEXEC takes integers; a closed descriptor is an error that is returned.
+    let copy = Errno::result(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) })?;
     // SAFETY: fcntl has just created this descriptor; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// As `duplicate_number`, but a standard descriptor is `EBADF`: after it was closed, other code may have been given its number.
+pub fn duplicate_number_above_stdio(number: RawFd) -> nix::Result<OwnedFd> {
+    if number > 2 { duplicate_number(number) } else { Err(Errno::EBADF) }
 }
 
 /// Gives a new descriptor (close-on-exec) a number above 2. If the host program runs with closed standard descriptors, the
@@ -39,20 +50,6 @@ pub fn eventfd(flags: EfdFlags) -> io::Result<EventFd> {
 /// Shared memory (memfd_create(2)), close-on-exec. Its length may be sealed.
 pub fn memory(name: &str) -> io::Result<OwnedFd> {
     Ok(above_stdio(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?)?)
-}
-
-/// Borrows a descriptor that Python code has, by its number: Python has no other way to pass one. `EBADF` if it is closed. The caller
-/// has it open until its call returns, and the result lives no longer than the caller's argument.
-pub fn borrow(number: &RawFd) -> nix::Result<BorrowedFd<'_>> {
-    // SAFETY: F_GETFD takes an integer; a closed descriptor is an error that is returned.
-    Errno::result(unsafe { libc::fcntl(*number, libc::F_GETFD) })?;
-    // SAFETY: it is open, and no -1. The lifetime is that of a local copy of the number, during a call of its owner.
-    Ok(unsafe { BorrowedFd::borrow_raw(*number) })
-}
-
-/// The same of one that is no standard descriptor: other code may have these.
-pub fn borrow_above_stdio(number: &RawFd) -> nix::Result<BorrowedFd<'_>> {
-    if *number > 2 { borrow(number) } else { Err(Errno::EBADF) }
 }
 
 /// Takes ownership of a descriptor that another process passed by its number, and makes it close-on-exec. `EBADF` for a
@@ -112,18 +109,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_open_descriptor_is_borrowed() {
+    fn only_an_open_descriptor_is_duplicated() {
         let (read, _write) = pipe(OFlag::empty()).unwrap();
-        let number = read.as_raw_fd();
-        assert_eq!(borrow(&number).unwrap().as_raw_fd(), number);
-        assert_eq!(borrow_above_stdio(&number).unwrap().as_raw_fd(), number);
+        for copy in [duplicate_number(read.as_raw_fd()), duplicate_number_above_stdio(read.as_raw_fd())] {
+            let copy = copy.unwrap();
+            assert!(copy.as_raw_fd() > 2 && copy.as_raw_fd() != read.as_raw_fd());
+            let flags = nix::fcntl::fcntl(&copy, nix::fcntl::FcntlArg::F_GETFD).unwrap();
+            assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+            assert_eq!(nix::sys::stat::fstat(&copy).unwrap().st_ino, nix::sys::stat::fstat(&read).unwrap().st_ino);
+        }
         // No test opens so many that it could have this number.
         for closed in [-1, 1_000_000] {
-            assert_eq!(borrow(&closed).unwrap_err(), Errno::EBADF, "{closed}");
-            assert_eq!(borrow_above_stdio(&closed).unwrap_err(), Errno::EBADF, "{closed}");
+            assert_eq!(duplicate_number(closed).unwrap_err(), Errno::EBADF, "{closed}");
+            assert_eq!(duplicate_number_above_stdio(closed).unwrap_err(), Errno::EBADF, "{closed}");
         }
         for standard in 0..3 {
-            assert_eq!(borrow_above_stdio(&standard).unwrap_err(), Errno::EBADF);
+            assert_eq!(duplicate_number_above_stdio(standard).unwrap_err(), Errno::EBADF);
         }
     }
 

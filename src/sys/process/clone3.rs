@@ -12,8 +12,9 @@ pub type ChildMain = extern "C" fn(*mut libc::c_void) -> libc::c_int;
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
 /// Starts a process as clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD) does, in a cgroup. `cgroup`: a descriptor of the cgroup's
-/// folder; `signal`: the signal that its parent receives at its end, or 0. Returns its pid and its pidfd. `None` if it was not started, for any reason: no such system call (before Linux 5.3), a seccomp filter, a cgroup that
-/// accepts no process or may not be written.
+/// folder; `signal`: the signal that its parent receives at its end, or 0. Returns its pid and its pidfd. `None` if it was not
+/// started, for any reason: no such system call (before Linux 5.3), a seccomp filter, a cgroup that accepts no process or may
+/// not be written.
 ///
 /// # Safety
 ///

@@ -9,14 +9,13 @@ use crate::sys::process::lifeline;
 use crate::sys::process::lifeline::KillScope;
 use crate::sys::process::{clone3, pidfd};
 use crate::sys::signals;
-use nix::errno::Errno;
 use std::ffi::{CString, NulError};
 use std::fmt;
+use std::fs::{self, DirEntry};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
-use thiserror::Error;
 
 /// A process to be started. Paths and strings are complete before the clone; the child only reads them.
 #[derive(Debug)]
@@ -48,11 +47,11 @@ pub struct SpawnCommand {
 pub struct SpawnDescriptors<'fd> {
     /// Those that become 0, 1 and 2; `None` inherits.
     pub stdio: [Option<BorrowedFd<'fd>>; 3],
-    /// Those that the program inherits under the same numbers. All others close at exec.
-    pub keep: Vec<BorrowedFd<'fd>>,
+    /// Those that the program inherits, each with the number that it has there. All others close at exec.
+    pub keep: Vec<(BorrowedFd<'fd>, RawFd)>,
     /// The folder of a cgroup v2 to start in, if possible; `None` inherits.
     pub cgroup: Option<BorrowedFd<'fd>>,
-    /// A read end of a lifeline, which is armed for this scope and stays open.
+    /// A read end of a lifeline, which is armed for this scope and stays open, under its own number unless `keep` has another.
     pub lifeline: Option<(BorrowedFd<'fd>, KillScope)>,
 }
 
@@ -221,8 +220,9 @@ pub fn start(start: &SpawnCommand, descriptors: &SpawnDescriptors<'_>) -> Result
 /// How long a thread that has been joined may still be listed.
 pub const THREAD_EXIT: Duration = Duration::from_millis(100);
 
-/// The names of this process's other threads, after those that have been joined are gone; empty where /proc cannot be read.
-fn other_threads() -> Vec<String> {
+/// The names of this process's other threads (`?` for one that cannot be read), after those that have been joined are gone. Empty
+/// where /proc cannot be read.
+pub fn other_threads() -> Vec<String> {
     let deadline = clock::now() + THREAD_EXIT;
     loop {
         let threads = list_other_threads();
@@ -235,43 +235,25 @@ fn other_threads() -> Vec<String> {
 
 fn list_other_threads() -> Vec<String> {
     // Its number in the PID namespace of /proc, which may be another one.
-    let main = std::fs::read_link("/proc/self").unwrap_or_default();
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let others = tasks.filter(|task| task.file_name() != main.as_os_str());
-    others.filter_map(|task| Some(std::fs::read_to_string(task.path().join("comm")).ok()?.trim().to_owned())).collect()
+    let main = fs::read_link("/proc/self").unwrap_or_default();
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter(|task| task.file_name() != main.as_os_str()).map(|task| thread_name(&task)).collect()
 }
 
-/// Why the launcher was not forked.
-#[derive(Debug, Error)]
-pub enum ForkLauncherError {
-    /// It has other threads.
-    #[error(
-        "this process has other threads ({}), and a fork of it could wait forever for a lock that one of them holds; stop what \
-         starts them, such as a sitecustomize, a .pth file or a library of LD_PRELOAD", .names.join(", ")
-    )]
-    Threads {
-        /// Their names.
-        names: Vec<String>,
-    },
-    /// A system call failed.
-    #[error("{}", .0.raw_os_error().map_or_else(|| .0.to_string(), |errno| Errno::from_raw(errno).desc().to_owned()))]
-    System(#[from] io::Error),
+fn thread_name(task: &DirEntry) -> String {
+    fs::read_to_string(task.path().join("comm")).map_or_else(|_| "?".into(), |name| name.trim().to_owned())
 }
 
 /// Forks the launcher without an exec. Only for the launcher's own process. The child leads a new session, so signals of the
-/// terminal do not reach it, and gets a pidfd of its parent. Refused in a process with several threads. Where /proc cannot be read,
-/// the process counts as one with a single thread: it starts none itself before this call.
-pub fn fork_launcher() -> Result<ForkSide, ForkLauncherError> {
+/// terminal do not reach it, and gets a pidfd of its parent. The caller warns of `other_threads`.
+pub fn fork_launcher() -> io::Result<ForkSide> {
     let parent = pidfd::open(std::process::id() as libc::pid_t)?;
-    let names = other_threads();
-    if !names.is_empty() {
-        return Err(ForkLauncherError::Threads { names });
-    }
-    // SAFETY: the child goes on in the copy of this process, which has one thread: no other one holds a lock, or could start a
-    // thread meanwhile.
+    // SAFETY: the child goes on in the copy of this process. rlaunch has started no thread, but a library may have: `other_threads`
+    // lists its threads only where /proc can be read. The child then may wait forever for a lock that such a thread holds, but for the locks of the C
+    // library, which takes them around a fork (fork(3)). It accesses nothing else of these threads.
     let pid = unsafe { libc::fork() };
     match pid {
-        -1 => Err(io::Error::last_os_error().into()),
+        -1 => Err(io::Error::last_os_error()),
         0 => {
             // SAFETY: setsid takes no argument. It cannot fail, because the child leads no process group yet (setsid(2)).
             unsafe { libc::setsid() };
@@ -362,9 +344,12 @@ fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
         // May fail: Linux before 5.11 lacks the flag, and old seccomp filters return EPERM. Rust and Python open descriptors
         // close-on-exec anyway.
         libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        let keep = descriptors.keep.iter().map(|(fd, number)| (fd.as_raw_fd(), *number));
         let lifeline = descriptors.lifeline.map(|(fd, _)| fd);
-        for fd in descriptors.keep.iter().chain(lifeline.iter()) {
-            if libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) < 0 {
+        let lifeline = lifeline.map(|fd| fd.as_raw_fd()).filter(|fd| !keep.clone().any(|(kept, _)| kept == *fd));
+        for (fd, number) in keep.chain(lifeline.map(|fd| (fd, fd))) {
+            let rc = if fd == number { libc::fcntl(fd, libc::F_SETFD, 0) } else { libc::dup2(fd, number) };
+            if rc < 0 {
                 return (6, errno());
             }
         }
@@ -469,14 +454,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_with_another_thread_is_not_forked() {
+    fn another_thread_has_a_name() {
         let (over, wait) = std::sync::mpsc::channel::<()>();
         let exporter = std::thread::Builder::new().name("exporter".into()).spawn(move || wait.recv());
         assert!(exporter.is_ok());
         let threads = other_threads();
-        let refused = fork_launcher();
         drop(over);
         assert!(threads.iter().any(|name| name == "exporter"), "{threads:?}");
-        assert!(matches!(&refused, Err(ForkLauncherError::Threads { names }) if names.iter().any(|n| n == "exporter")));
     }
 }
