@@ -183,8 +183,11 @@ impl<'a> EventLoop<'a> {
             let tokens = self.engine.wait(limit, &self.ranks)?;
             // Before the ends of ranks: if this node was suspended, the launcher process may have killed them.
             self.check_lease()?;
-            let tokens = self.engine.handle(tokens, &mut self.ranks)?;
-            for token in self.with_read_ahead(tokens) {
+            let mut tokens = self.engine.handle(tokens, &mut self.ranks)?;
+            // A sweep may have read them ahead: the descriptors are not readable any more.
+            tokens.extend(self.signals.has_read_ahead().then_some(SIGNALS));
+            tokens.extend(self.supervisor.has_read_ahead().then_some(REQUESTS));
+            for token in tokens {
                 self.handle_token(token)?;
             }
             self.check_membership()?;
@@ -222,21 +225,10 @@ impl<'a> EventLoop<'a> {
         self.engine.send(event, &mut self.ranks)
     }
 
-    /// Adds the tokens of what was read ahead: its descriptors may not be readable any more.
-    fn with_read_ahead(&self, mut tokens: Vec<u64>) -> Vec<u64> {
-        let ahead = [(SIGNALS, self.signals.has_read_ahead()), (REQUESTS, self.supervisor.has_read_ahead())];
-        let missing = ahead.into_iter().filter(|(token, is_ahead)| *is_ahead && !tokens.contains(token));
-        let missing: Vec<u64> = missing.map(|(token, _)| token).collect();
-        tokens.extend(missing);
-        tokens
-    }
-
     /// How long the loop may sleep; `None`: until something happens.
     fn time_left(&mut self) -> Option<Duration> {
-        if self.signals.has_read_ahead() || self.supervisor.has_read_ahead() {
-            return Some(Duration::ZERO);
-        }
-        if self.ranks.followers().any(|follower| follower.has_more()) {
+        let has_read_ahead = self.signals.has_read_ahead() || self.supervisor.has_read_ahead();
+        if has_read_ahead || self.ranks.followers().any(|follower| follower.has_more()) {
             return Some(Duration::ZERO);
         }
         let output_at = self.ranks.followers().filter_map(|follower| follower.due()).min();
