@@ -97,7 +97,7 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
         // The host is gone: nothing is left to report the swept processes to.
         sweep::by_key((key, KeyPlaces::EnvironmentAndMemory), &NoSweep::default(), &BTreeSet::new()).map(drop)
     })
-    .map_err(os_error)
+    .map_err(|error| os_error(error.source))
 }
 
 /// The ids and names of processes.
@@ -118,7 +118,8 @@ pub fn sweep_leftovers(
 ) -> PyResult<(Processes, Processes, Memory)> {
     let failed = failed.into_iter().collect();
     let places = KeyPlaces::of(forked);
-    let swept = py.detach(|| sweep::by_key((key, places), &NoSweep::default(), &failed)).map_err(os_error)?;
+    let swept = py.detach(|| sweep::by_key((key, places), &NoSweep::default(), &failed));
+    let swept = swept.map_err(|error| os_error(error.source))?;
     let memory = swept.memory.into_iter().map(|memory| (memory.name, memory.size)).collect();
     let listed = |found: Vec<Leftover>| found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect();
     Ok((listed(swept.killed), listed(swept.left), memory))

@@ -13,7 +13,6 @@ use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::current::Creator;
 use crate::sys::process::procfs;
-use crate::sys::process::procfs::interrupt::Interrupt;
 use crate::sys::process::procfs::reader::LockedFileReader;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::tree;
@@ -40,7 +39,7 @@ impl RankHost for JoinHost<'_> {
     /// Notes the job's processes: those of the failed rank may end by themselves during the stop, and then have no key.
     fn before_stop(&mut self) {
         if let Some((prefix, places)) = &self.0.key {
-            let reader = LockedFileReader::for_event_loop(Interrupt::never());
+            let reader = LockedFileReader::for_event_loop();
             let found = tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, prefix), *places).found;
             self.0.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
         }

@@ -25,13 +25,13 @@ use crate::run::output::console::ShownMark;
 use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stacks::polled_reader::PolledReader;
-use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::run::stop_requests::{SignalRoute, StopRequests, is_stop};
 use crate::run::sweep::stop_watch::StopWatch;
 use crate::supervise::{
     Lifecycle, NodeOutcome, RankStop, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
 };
 use crate::sys::clock;
-use crate::sys::signals::{STOP, Signals};
+use crate::sys::signals::Signals;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -96,7 +96,8 @@ pub fn run(
     let refused = restart_refusal(launch.plan, membership.is_some());
     launch.status.begin(launch.plan, round, launch.policy.first_attempt, refused);
     let store = launch.torch_store.take();
-    let stop_watch = StopWatch::new(supervisor, membership.as_ref().map(|membership| membership.lease().clone()))?;
+    let lease = membership.as_ref().map(|membership| membership.lease().clone());
+    let stop_watch = StopWatch::new((supervisor, signals), &launch.forwarded_signals, lease);
     let ranks = RankProcesses::new(launch, &store, (engine.poll().clone(), stop_watch), journal, listener)?;
     if let Some(zygote) = &launch.zygote {
         zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
@@ -182,7 +183,11 @@ impl<'a> EventLoop<'a> {
             let tokens = self.engine.wait(limit, &self.ranks)?;
             // Before the ends of ranks: if this node was suspended, the launcher process may have killed them.
             self.check_lease()?;
-            for token in self.engine.handle(tokens, &mut self.ranks)? {
+            let mut tokens = self.engine.handle(tokens, &mut self.ranks)?;
+            // A sweep may have read them ahead: the descriptors are not readable any more.
+            tokens.extend(self.signals.has_read_ahead().then_some(SIGNALS));
+            tokens.extend(self.supervisor.has_read_ahead().then_some(REQUESTS));
+            for token in tokens {
                 self.handle_token(token)?;
             }
             self.check_membership()?;
@@ -222,7 +227,8 @@ impl<'a> EventLoop<'a> {
 
     /// How long the loop may sleep; `None`: until something happens.
     fn time_left(&mut self) -> Option<Duration> {
-        if self.ranks.followers().any(|follower| follower.has_more()) {
+        let has_read_ahead = self.signals.has_read_ahead() || self.supervisor.has_read_ahead();
+        if has_read_ahead || self.ranks.followers().any(|follower| follower.has_more()) {
             return Some(Duration::ZERO);
         }
         let output_at = self.ranks.followers().filter_map(|follower| follower.due()).min();
@@ -417,7 +423,8 @@ impl<'a> EventLoop<'a> {
             events.filter(|event| matches!(event, SupervisorEvent::Stop(_))).count() > 0
         };
         let ((kept, readers), cgroup) = (launch.kept_in_sweep(), launch.cgroup.as_ref());
-        let mut rest = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again)?;
+        let rest = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again);
+        let mut rest = sweep::result_of_last(rest);
         if let Some(membership) = &membership {
             membership.ranks_have_ended();
         }
@@ -425,7 +432,7 @@ impl<'a> EventLoop<'a> {
         ranks.remove_memory();
         rest.killed.append(&mut ranks.strays);
         ranks.close_terminals();
-        let is_stop = |signal: &i32| STOP.contains(signal) && !launch.forwarded_signals.contains(signal);
+        let is_stop = |signal: &i32| is_stop(*signal, &launch.forwarded_signals);
         let mut give_up =
             || signals.drain().iter().any(is_stop) || supervisor.requested().is_none_or(|s| s.iter().any(is_stop));
         // Ranks may fail because their peers are gone before the loss of these peers is seen.

@@ -20,6 +20,7 @@ use crate::sys::process::spawn::{ForkSide, SpawnedProcess, fork_launcher, other_
 use crate::sys::process::tree;
 use crate::sys::signals::{self, SignalPipe, Signals};
 use nix::fcntl::OFlag;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,6 +42,8 @@ pub struct SupervisorSide {
     /// A pipe with the signals that the launcher process passes on, one byte each. A signal that is sent to both
     /// processes (a systemd unit that stops, `pkill`) also arrives here, so the supervisor can count it once.
     pub requests: OwnedFd,
+    /// Requests that `peek` has read.
+    ahead: RefCell<Vec<i32>>,
     status: OwnedFd,
 }
 
@@ -50,12 +53,38 @@ const SUSPENDED: Duration = Duration::from_secs(2);
 impl SupervisorSide {
     /// The signals that the launcher process has passed on since the last call; `None` once it is gone.
     pub fn requested(&self) -> Option<Vec<i32>> {
+        let is_open = self.read_ahead();
+        let requested = self.ahead.take();
+        (is_open || !requested.is_empty()).then_some(requested)
+    }
+
+    /// Whether one of the requests that the next `requested` returns is such a signal.
+    pub fn peek(&self, is_wanted: impl Fn(&i32) -> bool) -> bool {
+        self.read_ahead();
+        self.ahead.borrow().iter().any(is_wanted)
+    }
+
+    /// Whether `requested` returns requests although the pipe may be empty.
+    pub fn has_read_ahead(&self) -> bool {
+        !self.ahead.borrow().is_empty()
+    }
+
+    /// Whether the launcher process still has its end of the pipe.
+    fn read_ahead(&self) -> bool {
         let mut bytes = [0; 64];
-        match nix::unistd::read(&self.requests, &mut bytes) {
-            Ok(0) => None,
-            Ok(read) => Some(bytes[..read].iter().map(|byte| i32::from(*byte)).collect()),
-            Err(_) => Some(Vec::new()),
+        loop {
+            match nix::unistd::read(&self.requests, &mut bytes) {
+                Ok(0) => return false,
+                Ok(read) => self.ahead.borrow_mut().extend(bytes[..read].iter().map(|byte| i32::from(*byte))),
+                Err(_) => return true,
+            }
         }
+    }
+
+    /// One whose pipe and end of the launcher process are these.
+    #[cfg(test)]
+    pub fn stub(launcher: OwnedFd, requests: OwnedFd, status: OwnedFd) -> Self {
+        Self { launcher, requests, ahead: RefCell::default(), status }
     }
 
     /// Reports the exit status to the launcher process, which then need not wait until the kernel has ended this process
@@ -131,7 +160,8 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
             signals.install_one(libc::SIGCONT);
             signals.replace_pipe(signal_pipe);
             drop(blocked);
-            Ok(ProcessSide::Supervisor(SupervisorSide { launcher: parent, requests: requested, status: report }))
+            let (requests, ahead) = (requested, RefCell::default());
+            Ok(ProcessSide::Supervisor(SupervisorSide { launcher: parent, requests, ahead, status: report }))
         }
     }
 }
@@ -205,7 +235,7 @@ impl LauncherSide {
                     if let Some(status) = self.reported() {
                         return Ok(SupervisorExit::Status(status));
                     }
-                    return Ok(SupervisorExit::Lost(SupervisorLoss::Ended(exit), self.sweep(launch)?));
+                    return Ok(SupervisorExit::Lost(SupervisorLoss::Ended(exit), self.sweep(launch)));
                 }
             }
             if let Some(late) = deadline.and_then(|at| clock::now().checked_sub(at)) {
@@ -218,16 +248,18 @@ impl LauncherSide {
                     continue;
                 }
                 self.send(libc::SIGKILL);
-                return Ok(SupervisorExit::Lost(SupervisorLoss::Stuck, self.sweep(launch)?));
+                return Ok(SupervisorExit::Lost(SupervisorLoss::Stuck, self.sweep(launch)));
             }
         }
     }
 
     /// Kills all descendants of this process, including the supervisor process, and all processes with the job's key.
-    fn sweep(&self, launch: &Launch<'_>) -> io::Result<SweepResult> {
+    fn sweep(&self, launch: &Launch<'_>) -> SweepResult {
         let cgroup = launch.cgroup.as_ref();
-        let mut swept = sweep::all(&self.earlier_children, &launch.no_sweep, cgroup, clock::now(), &mut || false)?;
-        let strays = sweep::by_key((&launch.job_key, launch.key_places()), &launch.no_sweep, &BTreeSet::new())?;
+        let swept = sweep::all(&self.earlier_children, &launch.no_sweep, cgroup, clock::now(), &mut || false);
+        let mut swept = sweep::result_of_last(swept);
+        let key = (launch.job_key.as_str(), launch.key_places());
+        let strays = sweep::result_of_last(sweep::by_key(key, &launch.no_sweep, &BTreeSet::new()));
         swept.killed.extend(strays.killed);
         swept.left.extend(strays.left);
         // Descendants have the key too.
@@ -239,7 +271,7 @@ impl LauncherSide {
         // These two belong to the launcher, not to the job.
         swept.killed.retain(|process| process.pid != self.supervisor.pid && process.name != zygote::NAME);
         sweep::close(cgroup, &launch.no_sweep);
-        Ok(swept)
+        swept
     }
 
     fn reported(&self) -> Option<i32> {

@@ -3,6 +3,7 @@
 //! directly and through the launcher process.
 
 use crate::supervise::SupervisorEvent;
+use crate::sys::signals::STOP;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -42,6 +43,11 @@ pub enum SignalRoute {
     Directly,
     /// Sent to the launcher process, which passed it on.
     Requested,
+}
+
+/// Whether a signal asks the job to stop. `forwarded`: signals that stop nothing.
+pub fn is_stop(signal: i32, forwarded: &BTreeSet<i32>) -> bool {
+    STOP.contains(&signal) && !forwarded.contains(&signal)
 }
 
 /// The stop signals so far.

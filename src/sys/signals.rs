@@ -2,11 +2,12 @@
 //! `Signals` restores the previous actions.
 
 use nix::fcntl::OFlag;
+use std::cell::RefCell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Signals that ask the job to stop.
 pub const STOP: [i32; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGABRT];
@@ -21,13 +22,8 @@ pub const BLOCKED_AT_START: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGUS
 pub const BLOCKED_IN_LAUNCHER: [i32; 1] = [libc::SIGTTOU];
 
 static PIPE: AtomicI32 = AtomicI32::new(-1);
-/// A signal of `STOP` has arrived and has not been read.
-static STOP_WAITS: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_signal(signal: libc::c_int) {
-    if STOP.contains(&signal) {
-        STOP_WAITS.store(true, Ordering::SeqCst);
-    }
     let fd = PIPE.load(Ordering::Relaxed);
     let byte = signal as u8;
     // SAFETY: write(2) is async-signal-safe; `byte` outlives the call; errno is restored. If the pipe is full the byte is
@@ -65,6 +61,8 @@ fn handled() -> libc::sigaction {
 /// The installed handlers. Signals that were ignored before (nohup, `cmd &` in a script) stay ignored.
 pub struct Signals {
     pipe: SignalPipe,
+    /// Signals that `peek` has read.
+    ahead: RefCell<Vec<i32>>,
     old: Vec<(i32, libc::sigaction)>,
     ignored: Vec<i32>,
 }
@@ -74,11 +72,19 @@ impl Signals {
     pub fn install() -> io::Result<Self> {
         let pipe = SignalPipe::new()?;
         PIPE.store(pipe.write.as_raw_fd(), Ordering::Relaxed);
-        let mut signals = Self { pipe, old: Vec::new(), ignored: Vec::new() };
+        let mut signals = Self { pipe, ahead: RefCell::default(), old: Vec::new(), ignored: Vec::new() };
         for signal in STOP.into_iter().chain(NOTIFY) {
             signals.install_one(signal);
         }
         Ok(signals)
+    }
+
+    /// A pipe that no handler writes to, and the end to write to.
+    #[cfg(test)]
+    pub fn stub() -> io::Result<(Self, OwnedFd)> {
+        let pipe = SignalPipe::new()?;
+        let write = pipe.write.try_clone()?;
+        Ok((Self { pipe, ahead: RefCell::default(), old: Vec::new(), ignored: Vec::new() }, write))
     }
 
     /// Installs the handler of one more signal, unless it was ignored before. SIGCHLD is always handled: while it is
@@ -117,17 +123,26 @@ impl Signals {
 
     /// The signals that arrived since the last call, in order.
     pub fn drain(&self) -> Vec<i32> {
-        // Before the read: a signal that arrives meanwhile may be read now and still count as waiting, until the next call.
-        STOP_WAITS.store(false, Ordering::SeqCst);
-        let mut seen = Vec::new();
+        self.read_ahead();
+        self.ahead.take()
+    }
+
+    /// Whether one of the signals that the next `drain` returns is such a signal.
+    pub fn peek(&self, is_wanted: impl Fn(&i32) -> bool) -> bool {
+        self.read_ahead();
+        self.ahead.borrow().iter().any(is_wanted)
+    }
+
+    /// Whether `drain` returns signals although the pipe may be empty.
+    pub fn has_read_ahead(&self) -> bool {
+        !self.ahead.borrow().is_empty()
+    }
+
+    fn read_ahead(&self) {
         let mut buffer = [0u8; 64];
-        while let Ok(n) = nix::unistd::read(&self.pipe.read, &mut buffer) {
-            if n == 0 {
-                break;
-            }
-            seen.extend(buffer[..n].iter().map(|&b| i32::from(b)));
+        while let Ok(n @ 1..) = nix::unistd::read(&self.pipe.read, &mut buffer) {
+            self.ahead.borrow_mut().extend(buffer[..n].iter().map(|&b| i32::from(b)));
         }
-        seen
     }
 
     /// Performs the default action of SIGTSTP: stops this process until it is continued. Returns at once in an orphaned
@@ -142,11 +157,6 @@ impl Signals {
             libc::sigaction(libc::SIGTSTP, &handled(), ptr::null_mut());
         }
     }
-}
-
-/// Whether a signal of `STOP` has arrived that `Signals::drain` has not returned yet.
-pub fn is_stop_waiting() -> bool {
-    STOP_WAITS.load(Ordering::SeqCst)
 }
 
 /// Wakes the event loop of this process, from any thread, by a signal that means nothing else to it.
@@ -201,7 +211,8 @@ impl Drop for Signals {
             // SAFETY: `action` comes from sigaction for the same signal.
             unsafe { libc::sigaction(*signal, action, ptr::null_mut()) };
         }
-        PIPE.store(-1, Ordering::Relaxed);
+        // Not that of other handlers.
+        let _ = PIPE.compare_exchange(self.pipe.write.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -210,16 +221,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stop_waits_until_it_is_read() -> io::Result<()> {
+    fn a_signal_that_was_read_ahead_is_returned_once() -> io::Result<()> {
         let signals = Signals::install()?;
+        let is_stop_waiting = || signals.peek(|signal| STOP.contains(signal));
         // SAFETY: the handler is installed.
         unsafe { libc::raise(libc::SIGUSR1) };
-        assert!(!is_stop_waiting(), "a signal that is forwarded");
+        assert!(!is_stop_waiting() && signals.has_read_ahead(), "a signal that is forwarded");
         // SAFETY: the same.
         unsafe { libc::raise(libc::SIGTERM) };
-        assert!(is_stop_waiting());
-        assert_eq!(signals.drain(), [libc::SIGUSR1, libc::SIGTERM]);
-        assert!(!is_stop_waiting());
+        assert!(is_stop_waiting() && is_stop_waiting());
+        // SAFETY: the same.
+        unsafe { libc::raise(libc::SIGUSR2) };
+        assert_eq!(signals.drain(), [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR2]);
+        assert!(!is_stop_waiting() && !signals.has_read_ahead());
+        assert_eq!(signals.drain(), Vec::<i32>::new());
         Ok(())
     }
 }

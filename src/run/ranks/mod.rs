@@ -42,7 +42,6 @@ use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::CgroupDir;
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::Lifeline;
-use crate::sys::process::procfs::interrupt::Interrupt;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
 use crate::sys::process::tree;
@@ -80,8 +79,8 @@ pub struct RankProcesses<'a> {
     swept_last: usize,
     sweep_budget: SweepBudget,
     signal_budget: SweepBudget,
-    /// Whether a stop waits while something is swept.
-    pub stop_watch: Arc<StopWatch>,
+    /// Whether a stop waits while the job is swept.
+    pub stop_watch: StopWatch<'a>,
     /// What runs while ranks are killed.
     seen_at_kill: OnceCell<Snapshot>,
     /// When a rank ended last.
@@ -114,13 +113,11 @@ impl<'a> RankProcesses<'a> {
     pub fn new(
         launch: &'a Launch<'a>,
         store: &'a StoreSockets,
-        (poll, stop_watch): (Arc<Poller>, StopWatch),
+        (poll, stop_watch): (Arc<Poller>, StopWatch<'a>),
         journal: Journal,
         listener: &'a dyn LaunchListener,
     ) -> io::Result<Self> {
         launch.samples.register(&poll, SAMPLES)?;
-        let stop_watch = Arc::new(stop_watch);
-        let watch = stop_watch.clone();
         Ok(Self {
             launch,
             lifelines: launch.plan.ranks.iter().map(|_| None).collect(),
@@ -138,9 +135,8 @@ impl<'a> RankProcesses<'a> {
             uncaught_files: launch.plan.ranks.iter().map(|_| None).collect(),
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
-            sweep_budget: SweepBudget::new(Interrupt::when(move || watch.is_stop_waiting())),
-            // Without the command lines helpers would be signalled too.
-            signal_budget: SweepBudget::new(Interrupt::never()),
+            sweep_budget: SweepBudget::default(),
+            signal_budget: SweepBudget::default(),
             stop_watch,
             seen_at_kill: OnceCell::new(),
             last_end: Duration::ZERO,
@@ -342,7 +338,7 @@ impl RankHost for RankProcesses<'_> {
 
     fn before_kill(&mut self, pids: &[i32]) {
         self.seen_at_kill = OnceCell::new();
-        sweep::await_torch_memory(pids, &|| self.stop_watch.is_stop_waiting());
+        sweep::await_torch_memory(pids);
     }
 
     fn before_stop(&mut self) {

@@ -8,7 +8,6 @@ use super::{
 use crate::run::engine::PendingExit;
 use crate::sys::clock;
 use crate::sys::process::procfs;
-use crate::sys::process::procfs::interrupt::Interrupt;
 use crate::sys::process::procfs::reader::LockedFileReader;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
@@ -24,7 +23,7 @@ const RANK_LIMIT: Duration = Duration::from_millis(300);
 
 /// Kills the processes that a rank has left, after its end and before it is reaped. A process that leads a session of its own
 /// is recognized by the rank's `key`. Processes that were killed together with the rank and still exit do not count. Those that a
-/// shortage of descriptors hides, or that are left once a stop waits, are left to the sweep of the job.
+/// shortage of descriptors hides are left to the sweep of the job.
 pub fn after_rank(
     end: &PendingExit<'_>,
     (key, places): (&str, KeyPlaces),
@@ -72,7 +71,7 @@ pub fn after_rank(
         there.retain(|pid| !(end.killed && all.get(*pid).is_some_and(|stat| stat.group == end.pid)));
         spare_helpers(&budget.reader, &mut there, &all, begun);
         kill(&there, &all, &mut found);
-        if since(begun) >= limit || budget.interrupt.is_due() {
+        if since(begun) >= limit {
             break;
         }
         if !again {
@@ -95,8 +94,6 @@ pub fn after_rank(
 /// meanwhile. The sweep of the job ends the processes that remain.
 #[derive(Debug)]
 pub struct SweepBudget {
-    /// A stop that waits for the event loop ends a sweep after its first list.
-    interrupt: Interrupt,
     /// Processes without an environment, by id and start time, and since when they are known. Some never have one.
     bare: BTreeMap<(i32, u64), Duration>,
     /// The keys of other ranks' processes, by id and start time: they are children of this process too, and are looked at
@@ -110,14 +107,14 @@ pub struct SweepBudget {
     said_hidden: bool,
 }
 
-impl SweepBudget {
-    /// The budget of sweeps that end early once `interrupt` is due.
-    pub fn new(interrupt: Interrupt) -> Self {
-        let (bare, keys, second, spent) = (BTreeMap::new(), BTreeMap::new(), Duration::ZERO, Duration::ZERO);
-        let reader = LockedFileReader::for_event_loop(interrupt.clone());
-        Self { interrupt, bare, keys, reader, second, spent, said_hidden: false }
+impl Default for SweepBudget {
+    fn default() -> Self {
+        let (bare, keys, reader) = (BTreeMap::new(), BTreeMap::new(), LockedFileReader::for_event_loop());
+        Self { bare, keys, reader, second: Duration::ZERO, spent: Duration::ZERO, said_hidden: false }
     }
+}
 
+impl SweepBudget {
     /// How much of this limit is left in the present second.
     pub(super) fn left(&mut self, now: Duration, limit: Duration) -> Duration {
         if now.saturating_sub(self.second) >= Duration::from_secs(1) {
@@ -161,87 +158,5 @@ impl SweepBudget {
     fn may_be_in_execve(&mut self, pid: i32, stat: &ProcStat) -> bool {
         let now = clock::now();
         now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC_PATIENCE
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::run::sweep::await_torch_memory;
-    use crate::supervise::ChildId;
-    use crate::sys::process::child::Child;
-    use crate::sys::process::spawn;
-    use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors, c_strings};
-    use std::cell::Cell;
-    use std::ffi::CString;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    type Failure = Box<dyn std::error::Error>;
-
-    /// A process with the command line of a resource tracker, in a session of its own. Ended with the value.
-    struct Tracker(Child);
-
-    impl Tracker {
-        fn start() -> Result<Self, Failure> {
-            let words = ["sh", "-c", "kill -STOP $$", "resource_tracker import main"];
-            let command = SpawnCommand {
-                program: CString::new("/bin/sh")?,
-                argv: c_strings(words.map(|word| word.as_bytes().to_vec()))?,
-                envp: Vec::new(),
-                group: ProcessGroup::Session,
-                cwd: None,
-                detached: false,
-                mask: spawn::current_mask(),
-                nofile: None,
-                affinity: None,
-                default_sigpipe: true,
-            };
-            let started = spawn::start(&command, &SpawnDescriptors::default())?;
-            Ok(Self(Child::new(started.pid, started.pidfd, true)))
-        }
-
-        /// Sweeps after a rank in whose session it is.
-        fn sweep(&self, interrupt: Interrupt) -> Vec<Leftover> {
-            let unreaped = BTreeSet::new();
-            let id = ChildId { attempt: 0, local_rank: 0 };
-            let end = PendingExit { id, pid: self.0.pid(), killed: false, unreaped: &unreaped };
-            let key = ("a key of no process", KeyPlaces::Environment);
-            after_rank(&end, key, &NoSweep::default(), &mut SweepBudget::new(interrupt))
-        }
-    }
-
-    impl Drop for Tracker {
-        fn drop(&mut self) {
-            let _ = self.0.signal(libc::SIGKILL);
-            let _ = self.0.wait(None);
-        }
-    }
-
-    #[test]
-    fn a_stop_that_waits_ends_the_sweep_after_its_first_list() -> Result<(), Failure> {
-        let (tracker, asked) = (Tracker::start()?, Arc::new(AtomicU32::new(0)));
-        let asks = asked.clone();
-        let interrupt = Interrupt::when(move || asks.fetch_add(1, Ordering::SeqCst) < u32::MAX);
-        assert_eq!(tracker.sweep(interrupt), [], "a tracker has time to end by itself");
-        assert!(asked.load(Ordering::SeqCst) > 0 && tracker.0.try_exit()?.is_none());
-        let swept = tracker.sweep(Interrupt::never());
-        assert!(swept.iter().any(|leftover| leftover.pid == tracker.0.pid()), "its time is over: {swept:?}");
-        Ok(())
-    }
-
-    #[test]
-    fn memory_of_torch_is_not_waited_for_once_a_stop_waits() -> Result<(), Failure> {
-        let own = this();
-        let path = format!("/dev/shm/torch_{own}_2_0");
-        let file = std::fs::File::create(&path)?;
-        let asked = Cell::new(0);
-        await_torch_memory(&[own], &|| {
-            asked.set(asked.get() + 1);
-            true
-        });
-        std::fs::remove_file(&path)?;
-        assert_eq!(asked.get(), 1, "{file:?}");
-        Ok(())
     }
 }

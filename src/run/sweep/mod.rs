@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 use thiserror::Error;
-use tracing::info;
+use tracing::{info, warn};
 
 /// The variable that marks the processes of a rank, also after they have another parent.
 pub const KEY: &str = "RLAUNCH_RANK_KEY";
@@ -84,15 +84,15 @@ pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
 }
 
 /// Waits while one of these ranks or a process that it has started, such as a data loader's worker, is creating shared memory
-/// for torch, unless a stop waits for this process meanwhile. On a busy machine that may take some milliseconds.
-pub fn await_torch_memory(ranks: &[i32], is_stop_waiting: &dyn Fn() -> bool) {
+/// for torch. On a busy machine that may take some milliseconds.
+pub fn await_torch_memory(ranks: &[i32]) {
     let begun = clock::now();
     let mut creating = tree::torch_memory_creators();
     if !creating.is_empty() {
         let below = Snapshot::take().trees(ranks.iter().copied());
         creating.retain(|pid| below.contains(pid) && tree::is_creating_torch_memory(*pid));
     }
-    while !creating.is_empty() && since(begun) < MULTIPROCESSING_PATIENCE && !is_stop_waiting() {
+    while !creating.is_empty() && since(begun) < MULTIPROCESSING_PATIENCE {
         pause(INTERVAL);
         creating.retain(|pid| tree::is_creating_torch_memory(*pid));
     }
@@ -208,13 +208,15 @@ pub struct SweepError {
     pub killed: Vec<Leftover>,
     /// The shortage.
     #[source]
-    source: io::Error,
+    pub source: io::Error,
 }
 
-impl From<SweepError> for io::Error {
-    fn from(error: SweepError) -> Self {
-        error.source
-    }
+/// The result of a sweep after which the job only reports its end; what was killed, if the sweep gave up.
+pub fn result_of_last(swept: Result<SweepResult, SweepError>) -> SweepResult {
+    swept.unwrap_or_else(|error| {
+        warn!("{error}; some may be left");
+        SweepResult { killed: error.killed, ..SweepResult::default() }
+    })
 }
 
 /// An empty list means nothing while there are no descriptors to read /proc.

@@ -91,13 +91,6 @@ impl Poller {
     }
 }
 
-/// Whether there is something to read, or a process has ended. Another end that has been closed is nothing to read.
-pub fn is_readable(fd: impl AsFd) -> bool {
-    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
-    let polled = poll(&mut fds, PollTimeout::ZERO).is_ok();
-    polled && fds[0].revents().is_some_and(|events| events.contains(PollFlags::POLLIN))
-}
-
 /// Milliseconds, rounded up, because waking too early would spin; at most 24 days.
 fn millis(time: Duration) -> i32 {
     i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)

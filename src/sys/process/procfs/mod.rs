@@ -2,7 +2,6 @@
 //! `unshare --pid` without `--mount-proc` it does not, and a number read from it is that of a stranger here.
 
 mod held_threads;
-pub mod interrupt;
 pub mod reader;
 pub mod snapshot;
 pub mod stat;

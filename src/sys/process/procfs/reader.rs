@@ -3,7 +3,6 @@
 //! (proc_pid_cmdline_read in fs/proc/base.c). Only a fatal signal ends such a wait, so a thread that belongs to the reader reads.
 
 use super::held_threads::{HELD, HeldThreads};
-use super::interrupt::Interrupt;
 use crate::sys::clock;
 use crate::sys::process::spawn::THREAD_EXIT;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -22,9 +21,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// How long all files of one call may take on the event loop, which serves nothing else meanwhile.
 const EVENT_LOOP_PATIENCE: Duration = Duration::from_millis(400);
-
-/// How often a read that waits looks whether it is interrupted.
-const INTERRUPT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The stack of a thread. In a host program, the C library takes the thread-local variables of all libraries from it.
 const STACK: usize = 256 * 1024;
@@ -86,7 +82,6 @@ pub struct LockedFileReader {
     patience: Duration,
     /// The limit of one call, if there is one.
     total: Option<Duration>,
-    interrupt: Interrupt,
     held: &'static HeldThreads,
     thread: RefCell<Option<ReaderThread>>,
 }
@@ -101,14 +96,12 @@ impl LockedFileReader {
     fn with_total(total: Option<Duration>) -> Self {
         let read: ReadFile = |pid, file| super::read(pid, file.name());
         let (start, patience, thread) = (ReaderThread::start, PATIENCE, RefCell::default());
-        Self { read, start, patience, total, interrupt: Interrupt::never(), held: &HELD, thread }
+        Self { read, start, patience, total, held: &HELD, thread }
     }
 
-    /// A reader whose calls have a limit for all their processes together, and wait for none of them once `interrupt` is due.
-    pub fn for_event_loop(interrupt: Interrupt) -> Self {
-        let mut reader = Self::with_total(Some(EVENT_LOOP_PATIENCE));
-        reader.interrupt = interrupt;
-        reader
+    /// A reader whose calls have a limit for all their processes together.
+    pub fn for_event_loop() -> Self {
+        Self::with_total(Some(EVENT_LOOP_PATIENCE))
     }
 
     /// The contents of this file of these processes, in the order of their ids. A process that holds its lock for longer than the
@@ -128,8 +121,7 @@ impl LockedFileReader {
                 readings.found.extend(direct);
                 break;
             };
-            let limits = (self.patience, deadline, &self.interrupt);
-            let (answered, end) = reading.read(&todo, file, limits, &mut readings.found);
+            let (answered, end) = reading.read(&todo, file, (self.patience, deadline), &mut readings.found);
             let mut done = answered;
             match end {
                 BatchEnd::Complete => *thread = Some(reading),
@@ -139,9 +131,6 @@ impl LockedFileReader {
             }
             readings.late.extend(&todo[answered..done]);
             todo.drain(..done);
-            if self.interrupt.is_due() {
-                break;
-            }
         }
         readings.late.extend(todo);
         readings
@@ -227,13 +216,12 @@ impl ReaderThread {
         Ok(Self { requests, answers, finished, received: 0, thread: thread?, held })
     }
 
-    /// Reads until a file takes longer than `patience`, the deadline has passed or a wait is interrupted. Returns how many were
-    /// answered.
+    /// Reads until a file takes longer than `patience` or the deadline has passed. Returns how many were answered.
     fn read(
         &mut self,
         pids: &[i32],
         file: LockedFile,
-        (patience, deadline, interrupt): (Duration, Option<Duration>, &Interrupt),
+        (patience, deadline): (Duration, Option<Duration>),
         found: &mut BTreeMap<i32, Vec<u8>>,
     ) -> (usize, BatchEnd) {
         if self.requests.send((pids.to_vec(), file)).is_err() {
@@ -241,16 +229,7 @@ impl ReaderThread {
         }
         for (number, pid) in pids.iter().enumerate() {
             let left = deadline.map_or(patience, |at| patience.min(at.saturating_sub(clock::now())));
-            let until = clock::now() + left;
-            let mut answer = Err(RecvTimeoutError::Timeout);
-            while matches!(answer, Err(RecvTimeoutError::Timeout)) {
-                let left = until.saturating_sub(clock::now());
-                answer = self.answers.recv_timeout(left.min(INTERRUPT_INTERVAL));
-                if left.is_zero() || interrupt.is_due() {
-                    break;
-                }
-            }
-            let answer = match answer {
+            let answer = match self.answers.recv_timeout(left) {
                 Err(RecvTimeoutError::Timeout) if self.give_up(*pid) => return (number, BatchEnd::Late),
                 // The thread has finished this read, so it answers without a wait.
                 Err(RecvTimeoutError::Timeout) => self.answers.recv().map_err(drop),
@@ -305,9 +284,8 @@ mod tests {
     #[test]
     fn files_of_processes_that_are_there_are_read() {
         let own = std::process::id() as i32;
-        let limited = LockedFileReader::for_event_loop(Interrupt::when(|| true));
-        assert_eq!(limited.total, Some(EVENT_LOOP_PATIENCE));
-        for reader in [LockedFileReader::default(), limited] {
+        assert_eq!(LockedFileReader::for_event_loop().total, Some(EVENT_LOOP_PATIENCE));
+        for reader in [LockedFileReader::default(), LockedFileReader::for_event_loop()] {
             for file in [LockedFile::Environment, LockedFile::CommandLine, LockedFile::MemoryMap] {
                 let found = reader.read_all([own, 0, own], file);
                 assert_eq!(found.keys().collect::<Vec<_>>(), [&own], "{file:?}");
@@ -320,8 +298,7 @@ mod tests {
     /// A reader with a list of its own.
     fn reader(read: ReadFile, held: &'static HeldThreads) -> LockedFileReader {
         let (patience, thread) = (Duration::from_millis(100), RefCell::default());
-        let (start, total, interrupt): (StartThread, _, _) = (ReaderThread::start, None, Interrupt::never());
-        LockedFileReader { read, start, patience, total, interrupt, held, thread }
+        LockedFileReader { read, start: ReaderThread::start, patience, total: None, held, thread }
     }
 
     fn bytes(pids: &[i32]) -> BTreeMap<i32, Vec<u8>> {
@@ -429,20 +406,6 @@ mod tests {
         assert_eq!([2, 3].map(|pid| HELD.contains(pid)), [false, false]);
         // The next call goes on with them.
         assert_eq!(patient.read_all([1, 2, 3], LockedFile::Environment), bytes(&[2]));
-        drop(locked);
-    }
-
-    #[test]
-    fn an_interrupted_call_waits_for_no_process() {
-        static LOCK: Mutex<()> = Mutex::new(());
-        static HELD: HeldThreads = HeldThreads::new();
-        let locked = LOCK.lock();
-        let mut interrupted = reader(|pid, _| read_behind(&LOCK, pid), &HELD);
-        (interrupted.patience, interrupted.interrupt) = (Duration::from_secs(3600), Interrupt::when(|| true));
-        let readings = interrupted.read_each([1, 2, 3], LockedFile::Environment);
-        assert_eq!(readings, Readings { late: BTreeSet::from([1, 2, 3]), ..Readings::default() });
-        // Those that need not be waited for are read.
-        assert_eq!(interrupted.read_all([2, 4, 5, 6], LockedFile::Environment), bytes(&[2, 4]));
         drop(locked);
     }
 
