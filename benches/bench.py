@@ -66,7 +66,7 @@ ABOUT = {name: inspect.cleandoc(measure.__doc__ or "") for name, measure in SECT
 
 HEAD = """# Benchmarks
 
-rlaunch and its rivals, measured in one run. Written by `{command}`; do not edit.
+rlaunch and its rivals, side by side: each table is of one run. Written by `{command}`; do not edit.
 {about}.
 
 In brackets: how many times rlaunch's figure. *Bare*: the same ranks without any launcher. *Promise*: what

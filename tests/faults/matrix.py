@@ -61,7 +61,7 @@ ALT = "Bars of each launcher: the share of cases that are as wanted, of all case
 HEAD = """# Fault matrix
 
 What launchers make of being killed, flooded and starved: the same code (`tests/faults/`) did the same to
-each, in one run.
+each, side by side.
 
 {picture}
 
