@@ -58,6 +58,9 @@ impl NumberedDescriptors {
     /// Copies of them. An error if one is closed, or the lifeline is a standard descriptor.
     pub fn duplicate(&self) -> Result<DescriptorCopies, SpawnStepError> {
         let duplicate = || -> nix::Result<DescriptorCopies> {
+            // First: a copy may get the number of one that is closed.
+            let all = self.stdio.iter().flatten().chain(&self.keep).chain(&self.cgroup).copied();
+            all.chain(self.lifeline.map(|(number, _)| number)).try_for_each(fd::check_open)?;
             let [stdin, stdout, stderr] = self.stdio.map(|number| number.map(fd::duplicate_number).transpose());
             let keep = self.keep.iter().map(|&number| Ok((fd::duplicate_number(number)?, number)));
             let lifeline = self

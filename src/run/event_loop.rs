@@ -423,8 +423,12 @@ impl<'a> EventLoop<'a> {
             events.filter(|event| matches!(event, SupervisorEvent::Stop(_))).count() > 0
         };
         let ((kept, readers), cgroup) = (launch.kept_in_sweep(), launch.cgroup.as_ref());
-        let rest = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again);
-        let mut rest = sweep::result_of_last(rest);
+        let swept = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again);
+        let mut rest = match swept {
+            // Another round could begin beside what is left.
+            Err(error) if membership.is_some() => return Err(error.source),
+            swept => sweep::result_of_last(swept),
+        };
         if let Some(membership) = &membership {
             membership.ranks_have_ended();
         }

@@ -47,6 +47,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A round that has ended on this node.
 struct RoundResult {
+    number: u64,
     plan: Plan,
     attempt: u32,
     launched: LaunchResult,
@@ -206,20 +207,28 @@ impl Job<'_> {
                 outcome: node_word(&launched.report.outcome),
                 why: why.as_deref(),
             });
-            last = Some(RoundResult { plan: part.plan, attempt, launched });
+            last = Some(RoundResult { number, plan: part.plan, attempt, launched });
             match next {
                 Continue(status) => membership.publish(status),
                 Break(outcome) => break outcome,
             }
         };
         let own = self.leave(&mut membership, &outcome);
+        let state = membership.state();
+        let was_in_last = last.as_ref().is_some_and(|ran| state.is_none_or(|state| state.round == ran.number));
+        let outcome = match (outcome, state.and_then(|state| state.stopped_at)) {
+            (JobOutcome::Ended(JobEnd::Completed), Some(step)) if !was_in_last => JobOutcome::Preempted(step),
+            (outcome, _) => outcome,
+        };
         match last {
             Some(ran) => {
                 let launched = LaunchResult { journal, ..ran.launched };
                 let this = launch.for_round(&ran.plan, ShownRanks::new(), StoreSockets::default(), (None, ran.attempt));
                 let outcome = match (outcome, failed) {
                     // Those of other nodes stopped at the same step, or had ended before.
-                    (JobOutcome::Ended(JobEnd::Completed), _) if is_preempted(&launched) => launched.outcome.clone(),
+                    (JobOutcome::Ended(JobEnd::Completed), _) if was_in_last && is_preempted(&launched) => {
+                        launched.outcome.clone()
+                    }
                     // Excluded: its own failure is what it reports.
                     (JobOutcome::Refused(why), Some(failure)) => {
                         JobOutcome::Ended(JobEnd::Failed { failure, no_restart: Some(why) })
@@ -228,13 +237,7 @@ impl Job<'_> {
                 };
                 Ok(record_outcome(&this, launched, &outcome, own, frontend))
             }
-            None => {
-                let outcome = match (outcome, membership.state().and_then(|state| state.stopped_at)) {
-                    (JobOutcome::Ended(JobEnd::Completed), Some(step)) => JobOutcome::Preempted(step),
-                    (outcome, _) => outcome,
-                };
-                Ok(record_without_ranks(launch, &outcome, journal, frontend))
-            }
+            None => Ok(record_without_ranks(launch, &outcome, journal, frontend)),
         }
     }
 

@@ -68,6 +68,12 @@ pub fn take_inherited(fd: RawFd) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// `EBADF` if no descriptor has this number.
+pub fn check_open(number: RawFd) -> nix::Result<()> {
+    // SAFETY: F_GETFD takes an integer; a closed descriptor is an error that is returned.
+    Errno::result(unsafe { libc::fcntl(number, libc::F_GETFD) }).map(drop)
+}
+
 /// Takes an advisory lock on a file (flock(2)), shared or exclusive. The lock ends when the last copy of the descriptor is
 /// closed, at the latest when the process ends. If another process has a conflicting lock, the error is `WouldBlock`.
 pub fn try_lock(file: impl AsFd, is_shared: bool) -> io::Result<()> {

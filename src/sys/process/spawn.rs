@@ -348,6 +348,10 @@ fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
         let lifeline = descriptors.lifeline.map(|(fd, _)| fd);
         let lifeline = lifeline.map(|fd| fd.as_raw_fd()).filter(|fd| !keep.clone().any(|(kept, _)| kept == *fd));
         for (fd, number) in keep.chain(lifeline.map(|fd| (fd, fd))) {
+            let is_redirected = matches!(number, 0..=2) && descriptors.stdio[number as usize].is_some();
+            if is_redirected {
+                continue;
+            }
             let rc = if fd == number { libc::fcntl(fd, libc::F_SETFD, 0) } else { libc::dup2(fd, number) };
             if rc < 0 {
                 return (6, errno());
