@@ -89,6 +89,20 @@ fn a_node_that_joins_stops_no_round_whose_ranks_stop_soon() {
     assert!(matches!(machine.state().phase, JobPhase::Stopping { why: RoundStopCause::More { .. }, .. }));
 }
 
+/// A node that waits learns of it: it exits as the others do.
+#[test]
+fn the_state_says_at_which_step_the_ranks_were_asked_to_stop() {
+    let rules = level_1(1, 2, 5);
+    for stopped_at in [None, Some(7)] {
+        let mut machine = running(&rules, &["a", "b"]);
+        machine.record("a", record(&rules, "a", NodeStatus::done(2)), time(1_000));
+        machine.record("b", record(&rules, "b", NodeStatus::Done { round: 2, stopped_at }), time(1_000));
+        machine.turn(time(1_000));
+        let state = machine.state();
+        assert_eq!((&state.phase, state.stopped_at), (&JobPhase::Ended { end: JobEnd::Completed }, stopped_at));
+    }
+}
+
 #[test]
 fn a_spare_stops_no_round_and_takes_the_place_of_a_lost_node_at_once() {
     let rules = JobRules { spares: Some(1), on_loss: OnNodeLoss::Regroup, last_call_ms: 30_000, ..level_1(2, 2, 5) };

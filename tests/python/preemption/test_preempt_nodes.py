@@ -135,13 +135,17 @@ import rlaunch
 rank, step = os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"], 0
 {TALKING}
 """
-# Rank 0 saves for as long as the file `saved` is missing.
-SAVES_LONG = f"""
+# Makes steps until it is to stop.
+STOPS = f"""
 {HEAD}
 while not rlaunch.should_stop(step):
     tell("ready")
     time.sleep(0.01)
     step += 1
+"""
+# Rank 0 saves for as long as the file `saved` is missing.
+SAVES_LONG = f"""
+{STOPS}
 if rank == "0":
     await_file("saved")
 """
@@ -197,11 +201,7 @@ def test_ranks_of_both_nodes_learn_of_a_shorter_notice_to_one(
 
 # Saves for as long as the file `go` is missing.
 SAVES = f"""
-{HEAD}
-while not rlaunch.should_stop(step):
-    tell("ready")
-    time.sleep(0.01)
-    step += 1
+{STOPS}
 tell("saves")
 await_file("go")
 tell("saved")
