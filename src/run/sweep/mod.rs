@@ -44,9 +44,12 @@ pub struct Leftover {
     pub name: String,
 }
 
-/// How long the helpers of multiprocessing, which clean up after a rank, may take to end by themselves, and a data
-/// loader's worker to remove the name of the shared memory that it is creating.
-const MULTIPROCESSING_PATIENCE: Duration = Duration::from_millis(200);
+/// How long the helpers of multiprocessing, which clean up after a rank, may take to end by themselves. They take
+/// milliseconds, but one that still starts on a busy machine was killed after 200 ms.
+const MULTIPROCESSING_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a data loader's worker may take to remove the name of the shared memory that it is creating.
+const CREATING_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The same for torch's, which first waits 2 s for other clients. With 3 s one was killed too early on a busy machine.
 const TORCH_PATIENCE: Duration = Duration::from_secs(6);
@@ -92,7 +95,7 @@ pub fn await_torch_memory(ranks: &[i32]) {
         let below = Snapshot::take().trees(ranks.iter().copied());
         creating.retain(|pid| below.contains(pid) && tree::is_creating_torch_memory(*pid));
     }
-    while !creating.is_empty() && since(begun) < MULTIPROCESSING_PATIENCE {
+    while !creating.is_empty() && since(begun) < CREATING_PATIENCE {
         pause(INTERVAL);
         creating.retain(|pid| tree::is_creating_torch_memory(*pid));
     }
@@ -124,7 +127,7 @@ fn spare_helpers(reader: &LockedFileReader, there: &mut BTreeSet<i32>, all: &Sna
                 None if spent < EXEC_PATIENCE && words.is_empty() && living(pid).is_some_and(|now| now.is_alive()) => {
                     EXEC_PATIENCE
                 }
-                None if creators.contains(&pid) && tree::is_creating_torch_memory(pid) => MULTIPROCESSING_PATIENCE,
+                None if creators.contains(&pid) && tree::is_creating_torch_memory(pid) => CREATING_PATIENCE,
                 None => Duration::ZERO,
             };
             if spent < patience {

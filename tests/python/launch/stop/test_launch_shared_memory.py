@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import Place, await_line, supervisor_of, until
+from launching import LEFT_TO_A_TRACKER, Place, await_line, supervisor_of, until
 from processes import alive
 
 # As torch's DataLoader shares batches with this strategy: `torch_shm_manager` removes the memory 2 s after
@@ -166,22 +166,16 @@ def test_it_is_removed_when_the_job_is_stopped_or_the_supervisor_killed(place: P
 
 def test_the_resource_tracker_of_a_rank_outlives_a_killed_launcher(place: Place) -> None:
     """Also one whose terminal was closed: the tracker ignores SIGTERM and SIGINT, not SIGHUP."""
-    script = place.script("""
-        from multiprocessing import shared_memory
-
-        kept = shared_memory.SharedMemory(create=True, size=10_000)
-        tell("ready", kept.name)
-        sleep()
-    """)
+    script = place.script(f"{LEFT_TO_A_TRACKER}tell('deaf', os.getpid())\nsleep()\n")
     for stop in (signal.SIGKILL, signal.SIGHUP):
         with place.start(script) as launcher:
-            until(lambda: (place.folder / "ready.0").exists(), "the rank")
+            until(lambda: (place.folder / "deaf.0").exists(), "the rank")
             memory = Path("/dev/shm", place.text("ready.0"))
             assert memory.exists()
             launcher.send_signal(stop)
             launcher.wait()
         try:
-            until(lambda memory=memory: not memory.exists(), "the removal of the shared memory", 5)
+            until(lambda memory=memory: not memory.exists(), f"the removal of the shared memory after {stop!r}", 5)
         finally:
             memory.unlink(missing_ok=True)
-        (place.folder / "ready.0").unlink()
+        (place.folder / "deaf.0").unlink()

@@ -59,7 +59,7 @@ def test_what_a_sweep_has_killed_is_named_in_a_shortage(place: Place, mark: str,
     assert ended.stderr.count(SAID) == (shortage == "no-list")
 
 
-# A process with the command line of multiprocessing's resource tracker, which gets 200 ms to end by itself.
+# A process with the command line of multiprocessing's resource tracker, which gets 1 s to end by itself.
 TRACKER = ["sh", "-c", 'trap "" HUP TERM INT; read line <> never', "resource_tracker import main"]
 
 LEAVES = f"""
@@ -88,12 +88,11 @@ def test_a_forwarded_signal_during_the_sweep_after_a_rank_leaves_nothing_behind(
             return "rank_ended" in journal.read_text()
 
         until(is_swept, "the sweep after rank 0")
-        # The launcher's two processes and rank 1.
-        assert len(marked(mark)) == 3
+        # The sweep of the job ends what has more time than the sweep after a rank.
         (place.folder / "end-1").touch()
         ended = Place.wait(launcher)
-    assert ended.status == 0, ended.stderr
-    assert "swept 1 leftover process of rank 0 (sh)" in ended.stderr
+    assert (ended.status, marked(mark)) == (0, []), ended.stderr
+    assert "swept 1 leftover process of the job (sh)" in ended.stderr
 
 
 # In the first pause of the sweep of the job, SIGTERM comes. In the second one, a helper that lives may end.
