@@ -122,8 +122,8 @@ def test_each_name_that_an_error_lists_is_passed_on(place: Place) -> None:
     """)
     with place.start(f"--forward_signals={','.join(names)},34,64", "train.py") as launcher:
         place.ready(1)
-        # One after the other: their handlers, nested, would need more than faulthandler's stack for signals, on
-        # which Python's handlers run too.
+        # One after the other: their handlers, nested, would need more than faulthandler's stack for signals,
+        # on which Python's handlers run too.
         for number in numbers:
             launcher.send_signal(number)
             until(lambda number=number: (place.folder / f"got-{number}.0").exists(), f"signal {number}")

@@ -175,7 +175,11 @@ def test_the_resource_tracker_of_a_rank_outlives_a_killed_launcher(place: Place)
             launcher.send_signal(stop)
             launcher.wait()
         try:
-            until(lambda memory=memory: not memory.exists(), f"the removal of the shared memory after {stop!r}", 5)
+            until(
+                lambda memory=memory: not memory.exists(),
+                f"the removal of the shared memory after {stop!r}",
+                5,
+            )
         finally:
             memory.unlink(missing_ok=True)
         (place.folder / "deaf.0").unlink()
