@@ -1,12 +1,37 @@
-"""How many cases the tests draw: few in `make test`, many in `make test-full` (RLAUNCH_TEST_FULL=1)."""
+"""How many cases the tests run: few in `make test`, all values of all parameters in CI (RLAUNCH_TEST_ALL=1),
+and many random cases too in `make test-full` (RLAUNCH_TEST_FULL=1)."""
 
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import pytest
 
 FULL = os.environ.get("RLAUNCH_TEST_FULL", "0") not in ("", "0")
+ALL = FULL or os.environ.get("RLAUNCH_TEST_ALL", "0") not in ("", "0")
+
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def cases(few: int, many: int) -> int:
     """One of the two numbers."""
     return many if FULL else few
+
+
+def each(names: str, values: Iterable[Any], few: int = 1, **options: Any) -> Callable[[Test], Test]:
+    """As ``pytest.mark.parametrize``, but in `make test` with ``few`` of the values only.
+
+    Which ones follows from the test's name, so that other tests use other values, and all workers the same.
+    """
+    values = list(values)
+
+    def mark(test: Test) -> Test:
+        first = zlib.crc32(f"{test.__module__}.{test.__qualname__}".encode())
+        some = values if ALL else [values[(first + i) % len(values)] for i in range(min(few, len(values)))]
+        marked: Test = pytest.mark.parametrize(names, some, **options)(test)
+        return marked
+
+    return mark
