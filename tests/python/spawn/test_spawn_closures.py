@@ -20,6 +20,7 @@ import pytest
 import rlaunch
 import rlaunch.torch
 import sending
+from effort import each
 from processes import children
 from rlaunch import RankError
 from rlaunch._spawn import pickle_diagnosis
@@ -28,7 +29,7 @@ from stress import plain_bind, spawn
 
 pytest_plugins = ("spawning",)
 pytestmark = pytest.mark.usefixtures("nothing_left")
-each_method = pytest.mark.parametrize("method", ["spawn", "forkserver"])
+each_method = each("method", ["spawn", "forkserver"])
 
 
 # --- By value -------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def test_a_local_class_comes_back_as_the_same_class(method: str) -> None:
     assert spawn(Local(4).doubled, method, 1).results()[0].value == 8
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@each("method", ["spawn", "fork", "forkserver"])
 def test_a_rank_may_return_a_closure(method: str) -> None:
     made = spawn(sending.closure_over, method, 2, (7,)).results()
     assert [function() for function in made] == [7, 7]
@@ -234,7 +235,7 @@ def test_no_rank_is_started_for_unpicklable_arguments(method: str, monkeypatch: 
         plain_bind(port)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "zygote"])
+@each("method", ["spawn", "forkserver", "zygote"])
 def test_the_error_fits_on_a_screen_and_ends_with_what_to_do(method: str) -> None:
     with pytest.raises(TypeError) as caught:
         spawn(sending.take, method, 2, (1, sending.Holder()))
@@ -280,7 +281,7 @@ def test_with_fork_nothing_is_sent() -> None:
     assert spawn(lambda given: given is lock, "fork", 2, (lock,)).results() == [True, True]
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@each("method", ["spawn", "fork"])
 def test_a_result_that_cannot_be_sent_is_named(method: str) -> None:
     with pytest.raises(RankError) as caught:
         spawn(sending.Holder, method, 1)

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import ranks
+from effort import each
 from rlaunch import JobError, NoResultError, RankError
 from rlaunch._process import guardian
 from rlaunch._spawn import context
@@ -34,7 +35,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_the_context_of_living_ranks(method: str, start: Any, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     context = start(ranks.wait_then, str(flag), "my_rank", n=2, method=method)
@@ -54,7 +55,7 @@ def test_the_context_of_living_ranks(method: str, start: Any, tmp_path: Path) ->
         context.return_queues[0].get()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_join_with_a_timeout(method: str, start: Any, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     context = start(ranks.by_rank, ("give_none",), ("wait_for", str(flag)), n=2, method=method)
@@ -70,7 +71,7 @@ def test_join_with_a_timeout(method: str, start: Any, tmp_path: Path) -> None:
     assert (context.sentinels, [p.exitcode for p in context.processes]) == ({}, [0, 0])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_failure_ends_the_others_and_is_raised_again_each_time(method: str, start: Any) -> None:
     # Unlike Paddle, whose second join blames a rank that it ended itself, and whose third says True.
     context = start(ranks.by_rank, ("sleep",), ("leave", 3), ("sleep",), n=3, method=method)
@@ -82,7 +83,7 @@ def test_a_failure_ends_the_others_and_is_raised_again_each_time(method: str, st
     assert context.sentinels == {}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_rank_that_will_not_stop_is_killed_after_the_grace(
     method: str, start: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +100,7 @@ def test_a_rank_that_will_not_stop_is_killed_after_the_grace(
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_of_several_failures_the_first_in_time_is_blamed(method: str, start: Any, tmp_path: Path) -> None:
     # Unlike Paddle, which looks at the ranks in their order.
     flag = tmp_path / "flag"
@@ -122,7 +123,7 @@ def test_rank_error_is_an_exception_that_travels() -> None:
     assert str(copy) == str(error)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 @pytest.mark.parametrize(("how", "number"), [("terminate", 15), ("kill", 9)])
 def test_a_rank_that_the_caller_ends(method: str, how: str, number: int, start: Any) -> None:
     context = start(ranks.sleep, method=method)
@@ -135,7 +136,7 @@ def test_a_rank_that_the_caller_ends(method: str, how: str, number: int, start: 
         context.join()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_grandchild_that_holds_everything_open_delays_nothing(
     method: str, start: Any, tmp_path: Path
 ) -> None:
@@ -167,7 +168,7 @@ class Interruption(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_an_interrupted_join_ends_the_ranks_and_is_never_a_success(
     method: str, start: Any, handle: Any
 ) -> None:
@@ -190,7 +191,7 @@ def test_an_interrupted_join_ends_the_ranks_and_is_never_a_success(
         context.join()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_the_callers_wakeup_fd_still_receives_signals(method: str, start: Any, handle: Any) -> None:
     # This is how asyncio hears of signals.
     handled = []
@@ -209,7 +210,7 @@ def test_the_callers_wakeup_fd_still_receives_signals(method: str, start: Any, h
     assert len(handled) == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_several_threads_may_join(method: str, start: Any, tmp_path: Path) -> None:
     for attempt in range(8 if method == "fork" else 2):
         flag, outcomes = tmp_path / str(attempt), []
@@ -246,7 +247,7 @@ def test_an_error_is_read_whole_while_another_thread_takes_it(
         assert outbox.read() == outbox.read() == (rank_results.ERROR, b"a traceback")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_memory_is_searched_for_keys_only_where_ranks_may_be_forked(
     method: str, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

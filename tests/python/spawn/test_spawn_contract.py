@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import ranks
 import rlaunch
-from effort import cases
+from effort import cases, each
 from rlaunch import NoResultError
 from rlaunch._spawn.plan.paddle_devices import default_nprocs
 from spawning import METHODS, failure, results
@@ -56,7 +56,7 @@ def test_the_signature_is_paddles() -> None:
     assert [p.kind.name for p in parameters] == ["POSITIONAL_OR_KEYWORD"] * 5 + ["VAR_KEYWORD"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_the_context_comes_back_joined(method: str) -> None:
     context = rlaunch.spawn(ranks.environ, ("PADDLE_TRAINER_ID",), 2, start_method=method)
     assert type(context) is rlaunch.MultiprocessContext
@@ -73,14 +73,14 @@ def test_start_method_none_is_spawn() -> None:
     assert results(context)[0]["name"].startswith("SpawnProcess-")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_rank_shares_the_session_and_has_no_stdin(method: str) -> None:
     (seen,) = results(rlaunch.spawn(ranks.where_am_i, nprocs=1, start_method=method))
     assert (seen["session"], seen["group"]) == (os.getsid(0), os.getpgid(0))
     assert (seen["stdin"], seen["daemon"], seen["parent"]) == ("", False, os.getpid())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_rank_has_exactly_the_variables_that_paddle_sets(method: str) -> None:
     rows = results(rlaunch.spawn(ranks.variables, nprocs=2, start_method=method))
     endpoints = rows[0]["PADDLE_TRAINER_ENDPOINTS"]
@@ -113,7 +113,7 @@ def test_the_environment_is_made_before_the_start_method_is_looked_at(
     assert "print_config: True\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@each("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize(
     ("func", "args", "error", "text"),
     [
@@ -131,7 +131,7 @@ def test_unpicklable_arguments_fail_in_the_caller(
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@each("method", ["spawn", "forkserver"])
 def test_a_rank_that_cannot_be_pickled_takes_the_started_ones_with_it(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,12 +179,12 @@ def test_a_call_that_cannot_be_made_starts_no_rank(func: Any, args: Any, text: s
         rlaunch.spawn(func, args, 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_bound_method_runs(method: str) -> None:
     assert results(rlaunch.spawn(ranks.Adder(40).add, (2,), 2, start_method=method)) == [42, 43]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_things_of_multiprocessing_pass_as_arguments(method: str) -> None:
     mp = multiprocessing.get_context(method)
     lock, queue, number = mp.Lock(), mp.SimpleQueue(), mp.Value("i", 0)
@@ -350,7 +350,7 @@ def test_a_grace_that_is_no_time(grace: Any) -> None:
         rlaunch.spawn(ranks.give_none, nprocs=1, grace_period=grace)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_log_dir(method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "deep" / "log"
     for _ in range(2):
@@ -366,12 +366,12 @@ def test_log_dir(method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str])
 # --- How a rank may end ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_none_is_a_result(method: str) -> None:
     assert results(rlaunch.spawn(ranks.give_none, nprocs=2, start_method=method)) == [None, None]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_result_that_cannot_be_pickled_fails_its_rank(method: str) -> None:
     error = failure(ranks.pick_generator, method=method)
     assert error.traceback is not None
@@ -380,7 +380,7 @@ def test_a_result_that_cannot_be_pickled_fails_its_rank(method: str) -> None:
     assert (error.rank, error.exitcode) == (0, 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_an_exception_is_reported_verbatim(method: str) -> None:
     error = failure(ranks.by_rank, ("sleep",), ("boom", "why \u00e9"), n=2, method=method)
     trace = error.traceback
@@ -392,7 +392,7 @@ def test_an_exception_is_reported_verbatim(method: str) -> None:
     assert (error.rank, error.exitcode) == (1, 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 @pytest.mark.parametrize(
     ("name", "args"),
     [("leave", ()), ("leave", (0,)), ("leave", (None,)), ("leave_now", (0,))],
@@ -408,7 +408,7 @@ def test_a_rank_that_exits_successfully_has_no_result(method: str, name: str, ar
     assert issubclass(NoResultError, EOFError)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 @pytest.mark.parametrize(
     ("name", "arg", "code", "said"),
     [
@@ -430,7 +430,7 @@ def test_a_rank_that_exits_unsuccessfully_fails(
     assert ("Traceback" in heard) == (name == "raise_base")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_keyboard_interrupt_is_quiet_and_no_success(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     # Unlike Paddle, where it counts as success.
     error = failure(ranks.raise_base, "KeyboardInterrupt", method=method)
@@ -439,7 +439,7 @@ def test_a_keyboard_interrupt_is_quiet_and_no_success(method: str, capfd: pytest
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 @pytest.mark.parametrize(
     ("number", "name"),
     [(9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"), (2, "SIGINT"), (6, "SIGABRT"), (37, "37")],
@@ -462,7 +462,7 @@ def test_every_signal_has_the_name_that_python_gives_it() -> None:
     assert said == [f"Process 0 terminated with signal {name}." for name in names]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_thread_delays_the_end_but_not_the_result(method: str, start: Any, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     context = start(ranks.leave_thread, str(flag), method=method)
@@ -472,7 +472,7 @@ def test_a_thread_delays_the_end_but_not_the_result(method: str, start: Any, tmp
     assert context.join() is True
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_daemonic_rank_has_no_children(method: str) -> None:
     (seen,) = results(rlaunch.spawn(ranks.where_am_i, nprocs=1, daemon=True, start_method=method))
     assert seen["daemon"] is True
@@ -482,7 +482,7 @@ def test_a_daemonic_rank_has_no_children(method: str) -> None:
     rlaunch.spawn(ranks.have_child, nprocs=1, start_method=method)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_lower_case_proxies_are_for_the_parent_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "no_proxy", "all_proxy")
     for name in names:

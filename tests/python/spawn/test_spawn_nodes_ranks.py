@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ranks
 import rlaunch
-from effort import FULL
+from effort import each
 from launching import free_ports
 from paths import PYTHONPATH
 from rlaunch._spawn.plan.env_overflow import move_long_endpoints
@@ -27,7 +27,7 @@ def two_gpus(nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("method", METHODS if FULL else ("spawn",))
+@each("method", METHODS)
 def test_paddle_reads_ten_thousand_endpoints(method: str) -> None:
     # execve takes no variable of 128 KiB, and importing Paddle starts a program.
     nodes = [f"10.1.{i // 250}.{i % 250 + 1}" for i in range(5000)]
@@ -41,7 +41,7 @@ def test_paddle_reads_ten_thousand_endpoints(method: str) -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_long_endpoints_go_into_the_backup_file(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Inherited descriptors of the program belong to another.
     monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "9.9.9.9:9")

@@ -14,6 +14,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
+from effort import each
 from object_ranks import (
     RANKS,
     answer,
@@ -46,7 +47,7 @@ from stress import (
 
 pytest_plugins = ("footprint",)
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = each("method", METHODS)
 
 
 # --- Objects of multiprocessing ---------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import ranks
 import rlaunch
+from effort import each
 from paths import PYTHONPATH
 from rlaunch import RankError
 from spawning import METHODS, results, survivors
@@ -99,14 +100,14 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
         return programs[-1]
 
     yield go
-    for each in programs:
-        each.kill()
+    for started in programs:
+        started.kill()
 
 
 # --- The main module ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@each("method", ["spawn", "forkserver"])
 def test_the_environment_is_there_when_the_main_module_is_imported(method: str, tmp_path: Path) -> None:
     # Unlike Paddle, where module-level code sees none of it.
     script = tmp_path / "main.py"
@@ -142,7 +143,7 @@ def test_an_environment_variable_set_by_the_caller_reaches_the_ranks(
 # --- Places ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_another_thread_can_spawn(method: str) -> None:
     outcome: list[Any] = []
 
@@ -159,7 +160,7 @@ def test_another_thread_can_spawn(method: str) -> None:
     assert outcome == [[0, 1], "Process 0 terminated with exit code 3."]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_ranks_outlive_the_thread_that_started_them(method: str, start: Any, tmp_path: Path) -> None:
     flag, contexts = tmp_path / "flag", []
     action = (ranks.wait_then, str(flag), "my_rank")
@@ -197,7 +198,7 @@ def test_spawn_with_fork_works_everywhere(place: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["-c", "-"])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@each("method", ["spawn", "forkserver"])
 def test_functions_that_ranks_cannot_import_are_sent_by_value(method: str, place: str) -> None:
     text = program_text(method, guard=True)
     done = run("-c", text) if place == "-c" else run("-", stdin=text)
@@ -213,7 +214,7 @@ def test_without_cloudpickle_they_are_refused_before_any_rank(place: str) -> Non
     assert (done.stdout, done.returncode) == ("", 1)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@each("method", ["spawn", "forkserver"])
 def test_without_a_guard_python_says_so(method: str, tmp_path: Path) -> None:
     text = program_text(method, guard=False).replace("nprocs=2", "nprocs=1")
     (tmp_path / "main.py").write_text(text)
@@ -239,7 +240,7 @@ def call(method: str, func: str = "ready_then_sleep", **options: Any) -> str:
     return f"rlaunch.spawn(ranks.{func}, (FOLDER,), 2, start_method={method!r}{extra})"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 @pytest.mark.parametrize("daemon", [False, True])
 def test_ctrl_c_for_the_caller_alone_ends_the_ranks(program: Any, method: str, daemon: bool) -> None:
     # Unlike Paddle, which leaves ranks that are no daemons to run to their end.
@@ -250,7 +251,7 @@ def test_ctrl_c_for_the_caller_alone_ends_the_ranks(program: Any, method: str, d
     assert said.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_ctrl_c_for_the_whole_group(program: Any, method: str) -> None:
     started = program(call(method)).wait_for_join()
     os.killpg(started.process.pid, signal.SIGINT)
@@ -260,7 +261,7 @@ def test_ctrl_c_for_the_whole_group(program: Any, method: str) -> None:
     assert said.count("KeyboardInterrupt") == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_second_ctrl_c_kills_ranks_that_will_not_stop(program: Any, method: str) -> None:
     # Unlike Paddle, which leaves them alive.
     started = program(call(method, "deaf_then_sleep", grace_period=600)).wait_for_join()
@@ -271,7 +272,7 @@ def test_a_second_ctrl_c_kills_ranks_that_will_not_stop(program: Any, method: st
     assert started.ended(signal.SIGINT) == -signal.SIGINT
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 @pytest.mark.parametrize("daemon", [False, True])
 def test_no_rank_outlives_its_caller(program: Any, method: str, number: int, daemon: bool) -> None:
@@ -280,7 +281,7 @@ def test_no_rank_outlives_its_caller(program: Any, method: str, number: int, dae
     assert started.ended(number) == -number
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_signal_handler_of_the_caller_runs_while_it_joins(program: Any, method: str) -> None:
     handler = "signal.signal(signal.SIGUSR1, lambda *_: (_ for _ in ()).throw(ZeroDivisionError('handled')))"
     started = program(f"{handler}; {call(method)}").wait_for_join()
@@ -288,7 +289,7 @@ def test_a_signal_handler_of_the_caller_runs_while_it_joins(program: Any, method
     assert "ZeroDivisionError: handled" in started.stderr.read_text()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_signal_handler_that_returns_interrupts_nothing(program: Any, method: str) -> None:
     handler = "signal.signal(signal.SIGUSR1, lambda *_: print('handled', flush=True))"
     started = program(f"{handler}; {call(method)}").wait_for_join()
@@ -298,7 +299,7 @@ def test_a_signal_handler_that_returns_interrupts_nothing(program: Any, method: 
     assert started.ended(signal.SIGTERM) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_the_callers_end_without_a_join(method: str, program: Any, tmp_path: Path) -> None:
     """As multiprocessing has it: daemons are ended, the others are waited for."""
     started = program(call(method, join=False, daemon=True) + "; ranks.wait_for(FOLDER + '/go')")
@@ -307,7 +308,7 @@ def test_the_callers_end_without_a_join(method: str, program: Any, tmp_path: Pat
     assert started.process.stdout.read() == b"came back\n"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_ranks_that_are_no_daemons_are_waited_for_at_exit(method: str, tmp_path: Path) -> None:
     script, flag, done_file = tmp_path / "main.py", tmp_path / "flag", tmp_path / "done"
     script.write_text(

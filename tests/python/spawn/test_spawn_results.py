@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ranks
 import rlaunch
+from effort import each
 from rlaunch import NoResultError, RankError
 from rlaunch._spawn.results import RESULT, RankQueue, ResultSlot
 from spawning import METHODS
@@ -18,7 +19,7 @@ from stress import eventually, in_thread
 
 pytest_plugins = ("spawning",)
 pytestmark = pytest.mark.usefixtures("nothing_left")
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = each("method", METHODS)
 
 
 @each_method

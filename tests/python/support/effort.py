@@ -35,3 +35,8 @@ def each(names: str, values: Iterable[Any], few: int = 1, **options: Any) -> Cal
         return marked
 
     return mark
+
+
+def left_to_ci(test: Test) -> Test | None:
+    """A test that takes long and looks at what few changes touch: `make test` does not have it."""
+    return test if ALL else None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import rlaunch
+from effort import each
 from launching import environment
 from preloaded import python
 from spawning import METHODS
@@ -135,7 +136,7 @@ def test_arrays_of_jax_come_back_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_arrays_of_numpy_come_back_whole(method: str) -> None:
     for rank, found in enumerate(rlaunch.spawn(make_arrays, nprocs=2, start_method=method).results()):
         assert (found["empty"].shape, found["one"].tolist()) == ((0, 3), rank)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from effort import each
 from rlaunch import errors
 from rlaunch._spawn.start_processes import run_process
 from rlaunch._spawn.worker import EnvDelta
@@ -48,7 +49,7 @@ from torch_spawn_ranks import (
     waits,
 )
 
-each_method = pytest.mark.parametrize("method", TORCHS_METHODS)
+each_method = each("method", TORCHS_METHODS)
 
 
 # --- Ranks and parents ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from effort import each
 
 HOST = Path(__file__).with_name("closed_stdio_host.py")
 
@@ -35,7 +36,7 @@ def run_host(closed: tuple[int, ...], what: str, folder: Path) -> object:
 
 
 @pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "zygote"])
+@each("method", ["spawn", "fork", "forkserver", "zygote"])
 def test_ranks_of_a_program_without_standard_descriptors(
     tmp_path: Path, closed: tuple[int, ...], method: str
 ) -> None:

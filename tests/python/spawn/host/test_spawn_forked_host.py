@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
+from effort import each
 from forking_parents import parent_that_counts_threads, parent_that_forks
 from stress import METHODS, Parent, wait_inside_join
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_fork_of_the_host_does_nothing_to_the_ranks(method: str) -> None:
     with Parent(parent_that_forks, method) as parent:
         for body in ("drop", "end_normally", "use"):

@@ -28,6 +28,7 @@ from dying_parents import (
     starting,
     without_its_server,
 )
+from effort import each
 from stress import (
     METHODS,
     PATIENCE,
@@ -38,7 +39,7 @@ from stress import (
     wait_inside_join,
 )
 
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = each("method", METHODS)
 
 
 # --- Parents ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from multiprocessing import active_children
 from multiprocessing import spawn as mp_spawn
 
 import pytest
+from effort import each
 from start_parents import (
     PicklesOnce,
     interrupted,
@@ -30,7 +31,7 @@ from stress import (
 
 pytest_plugins = ("footprint",)
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = each("method", METHODS)
 
 
 @each_method
@@ -51,7 +52,7 @@ def test_a_low_soft_limit_of_descriptors_is_raised(method: str) -> None:
         assert parent.ends() == 0
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@each("method", ["spawn", "forkserver"])
 def test_an_argument_that_pickles_for_rank_0_alone(method: str) -> None:
     with pytest.raises(pickle.PicklingError, match="once is enough") as caught:
         spawn(sleep_with, method, 3, (PicklesOnce(),), grace_period=0.3)

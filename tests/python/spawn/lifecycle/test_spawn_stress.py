@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
-from effort import FULL, cases
+from effort import cases, each
 from rlaunch import NoResultError, RankError
 from stress import (
     BIG,
@@ -47,7 +47,7 @@ from stress_ranks import (
 
 pytest_plugins = ("footprint",)
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = each("method", METHODS)
 
 
 # --- Results ----------------------------------------------------------------------------------------------
@@ -308,10 +308,8 @@ def test_an_end_by_a_real_time_signal_has_its_number(method: str) -> None:
     assert caught.value.exitcode == -37
 
 
-@pytest.mark.parametrize(
-    ("method", "how"),
-    [(method, how) for method in METHODS for how in ("thief", "ignored") if FULL or method != "spawn"],
-)
+@each("method", METHODS)
+@pytest.mark.parametrize("how", ["thief", "ignored"])
 def test_exit_codes_are_right_though_another_thread_reaps(method: str, how: str) -> None:
     with Parent(robbed, method, how) as parent:
         for codes, error in [*ROBBED.items()] * (5 if method == "fork" else 1):

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from effort import each
 from stress import METHODS, Parent, all_gone, guardians, wait_inside_join
 from tree_parents import (
     forks_a_bystander,
@@ -29,7 +30,7 @@ from tree_parents import (
     two_threads,
 )
 
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = each("method", METHODS)
 
 
 @each_method
