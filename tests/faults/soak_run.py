@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import marked
 from job import Job
 from launchers import Launcher
+from schemas import validate
 from soak_plan import BODY, DEADLY, HOLDING, STOP, Plan, Shot
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -60,10 +60,6 @@ class Hold:
 
 
 @functools.cache
-def validator(name: str) -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(json.loads((DOCS / f"{name}.schema.json").read_text()))
-
-
 def no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -264,10 +260,10 @@ class Run:
         if begun:
             try:
                 for line in (records / "events.jsonl").read_text().splitlines():
-                    validator("events").validate(json.loads(line))
+                    validate(json.loads(line), "events")
                 result = json.loads((records / "result.json").read_text())
-                validator("result").validate(result)
-            except (OSError, ValueError, jsonschema.ValidationError) as error:
+                validate(result, "result")
+            except (OSError, ValueError) as error:
                 yield f"(f) {type(error).__name__}: {str(error).splitlines()[0]}"
                 return
             if code >= 0 and result["exit_status"] != code:

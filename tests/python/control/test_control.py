@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -11,13 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from jobs import WAITING, Jobs, await_stacks
 from launching import await_gone, environment, until
-from paths import ROOT
+from schemas import validate
 
-SCHEMA = json.loads((ROOT / "docs/control.schema.json").read_text())
 QUIET = "tell('ready', os.getpid())\nawait_file('go')\n"
 
 
@@ -27,7 +24,7 @@ def jobs(tmp_path: Path) -> Jobs:
 
 
 def check(answer: Any, kind: str) -> None:
-    jsonschema.validate(answer, {**SCHEMA, "oneOf": [{"$ref": f"#/$defs/{kind}"}]})
+    validate(answer, "control", kind)
 
 
 def test_status_shows_each_rank(jobs: Jobs) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hosts import hosts
 from jobs import Jobs
 from launching import ATTEMPT, await_gone, await_line, until
-from paths import ROOT
+from schemas import validate
 
 ATTEMPTS = ATTEMPT + "tell('ready', os.getpid())\nawait_file('go')\n"
 
@@ -26,10 +24,9 @@ def jobs(tmp_path: Path) -> Jobs:
 
 def check_records(jobs: Jobs) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     result, events = jobs.result(), jobs.events()
-    jsonschema.validate(result, json.loads((ROOT / "docs/result.schema.json").read_text()))
-    schema = json.loads((ROOT / "docs/events.schema.json").read_text())
+    validate(result, "result")
     for event in events:
-        jsonschema.validate(event, schema)
+        validate(event, "events")
     return result, [event for event in events if event["event"] == "restart_requested"]
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import psutil
 import pytest
 from jobs import Jobs
 from launching import free_ports, until
 from nvml import Driver
-from paths import ROOT
+from schemas import validate
 
-SCHEMA = json.loads((ROOT / "docs/control.schema.json").read_text())
 QUIET = "print('ready', flush=True)\ntell('ready', os.getpid())\nsleep()\n"
 
 
@@ -28,7 +25,7 @@ def jobs(tmp_path: Path) -> Jobs:
 
 def ranks(jobs: Jobs) -> list[dict[str, Any]]:
     status = jobs.json("status")
-    jsonschema.validate(status, {**SCHEMA, "oneOf": [{"$ref": "#/$defs/status"}]})
+    validate(status, "control", "status")
     found: list[dict[str, Any]] = status["ranks"]
     return found
 

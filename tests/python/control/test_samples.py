@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import stat
@@ -11,17 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import psutil
 import pytest
 from jobs import Jobs
 from launching import supervisor_of, until
 from nvml import Driver
-from paths import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 from run_records import Page, Records
+from schemas import validate
 
-SCHEMA = json.loads((ROOT / "docs/events.schema.json").read_text())
 QUIET = "print('ready', flush=True)\ntell('ready', os.getpid())\nawait_file('go')\n"
 BUSY = "tell('ready', os.getpid())\nwhile rank == 1 and not os.path.exists('go'): pass\nawait_file('go')\n"
 # Ends once its records have so many samples.
@@ -76,7 +73,7 @@ def test_samples_of_each_rank(jobs: Jobs) -> None:
         assert launcher.wait() == 0
     found = samples(jobs)
     for event in jobs.events():
-        jsonschema.validate(event, SCHEMA)
+        validate(event, "events")
     idle, busy = found[-1]["ranks"] if len(found[-1]["ranks"]) == 2 else found[-2]["ranks"]
     assert (idle["role"], idle["rank"], busy["rank"], busy["attempt"]) == ("rank", 0, 1, 0)
     assert busy["cpu_seconds"] > idle["cpu_seconds"]
@@ -124,7 +121,7 @@ def test_the_gpus_of_the_ranks_are_sampled(jobs: Jobs, driver: Driver) -> None:
     (sample, *_) = [s["ranks"][0] for s in samples(jobs) if "gpu_percent" in s["ranks"][0]]
     assert (sample["gpu_percent"], sample["gpu_memory_bytes"]) == (70, 1 << 30)
     for event in samples(jobs):
-        jsonschema.validate(event, SCHEMA)
+        validate(event, "events")
 
 
 def test_a_driver_that_hangs_does_not_end_the_samples(jobs: Jobs, driver: Driver) -> None:

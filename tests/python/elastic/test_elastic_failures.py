@@ -10,12 +10,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import jsonschema
 import pytest
 from elastic_jobs import FAILED_ELSEWHERE, NODE_LOST, PADDLE, TORCH, Backend, Job, Node
 from hosts import Host, hosts
 from launching import LIMIT, environment, until
-from paths import ROOT
+from schemas import validate
 
 # Rank 1 fails as often as its argument says, once all have begun; the others run on until they may end.
 FAIL = """
@@ -70,7 +69,7 @@ def test_every_nodes_result_has_the_culprit(
         ended = [node.end().status for node in nodes]
         zero, one = (node.result() for node in nodes)
         assert [result["exit_status"] for result in (zero, one)] == ended == [FAILED_ELSEWHERE, 1]
-        jsonschema.validate(zero, json.loads((ROOT / "docs/result.schema.json").read_text()))
+        validate(zero, "result")
         assert (zero["culprit"], one["culprit"]) == (None, 1)
         log = one["ranks"][0]["log"] if module == PADDLE else one["job_culprit"]["log"]
         for result in (zero, one):

@@ -5,21 +5,18 @@ One that is silent but makes steps must not be called a hang.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-import jsonschema
 import pytest
 from effort import FULL
 from launching import Place, environment, until
-from paths import ROOT
+from schemas import validate
 
 STORIES = Path(__file__).with_name("stories")
-SCHEMA = json.loads((ROOT / "docs/events.schema.json").read_text())
 TIMEOUT = 2
 # Paddle's processes take twice as long to start: `make test-full`.
 FRAMEWORKS = ("torch", "paddle") if FULL else ("torch",)
@@ -96,7 +93,7 @@ def test_a_hang_is_called_and_its_rank_named(story: Story, framework: str, place
         launcher.send_signal(signal.SIGTERM)
         ended = place.wait(launcher)
     hang = next(one for one in place.events() if one["event"] == "hang")
-    jsonschema.validate(hang, SCHEMA)
+    validate(hang, "events")
     assert hang["report"] in ended.stderr
     assert re.search(story.text, hang["report"]), hang["report"]
     assert hang["odd"] == story.odd, hang["report"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
 import sys
 
-import jsonschema
 import pytest
 from launching import Place, environment, until
-from paths import ROOT
+from schemas import validate
 
-SCHEMA = json.loads((ROOT / "docs/events.schema.json").read_text())
 # Rank 1 has no more data, and the others wait for it.
 LEFT_ALONE = "tell('ready', os.getpid())\nsys.exit() if rank == 1 else sleep()\n"
 SAID = "rank(s) 0, 2 still run 0.5 s after rank 1 exited successfully (--straggler_timeout); they get SIGABRT"
@@ -28,7 +25,7 @@ def test_they_are_named_and_fail(place: Place) -> None:
     said = re.sub(r"\s+", " ", place.result()["verdict"])
     assert f"{WHY} 0.5 s after rank 1 had exited successfully" in said, said
     (event,) = [one for one in place.events() if one["event"] == "stragglers"]
-    jsonschema.validate(event, SCHEMA)
+    validate(event, "events")
     assert (event["living"], event["first"], event["limit_seconds"]) == ([0, 2], 1, 0.5)
     assert place.result()["culprit"] in (0, 2)
 
@@ -56,7 +53,7 @@ def test_one_that_handles_sigabrt_is_killed_after_the_grace_period(place: Place)
     assert WHY in re.sub(r"\s+", " ", ended.stderr), ended.stderr
     assert "rank(s) 0 did not end by SIGABRT within the grace period: sending SIGKILL\n" in ended.stderr
     (event,) = [one for one in place.events() if one["event"] == "killing"]
-    jsonschema.validate(event, SCHEMA)
+    validate(event, "events")
 
 
 def test_one_whose_handler_exits_is_reported_as_aborted(place: Place) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import pytest
 from launching import Place, environment, until
-from paths import ROOT
+from schemas import validate
 
-SCHEMA = json.loads((ROOT / "docs/events.schema.json").read_text())
 # A thread that is no daemon keeps the process alive after its main program has failed.
 STUCK = """
 import threading
@@ -40,7 +37,7 @@ def test_it_is_aborted_and_its_exception_is_the_cause(place: Place) -> None:
     ), ended.stderr
     assert re.search(r"^  thread prefetch:\n", ended.stderr, re.MULTILINE), ended.stderr
     (event,) = [one for one in place.events() if one["event"] == "stuck_exit"]
-    jsonschema.validate(event, SCHEMA)
+    validate(event, "events")
     assert event["rank"] == 1
     assert "\nrank 1 failed: signal SIGABRT (sent by rlaunch)\n" in ended.stderr, ended.stderr
     said = re.sub(r"\s+", " ", ended.stderr)

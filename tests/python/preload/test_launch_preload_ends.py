@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
-import jsonschema
 import psutil
 import pytest
 from launching import await_gone, await_none_marked, free_ports, gone, marked, supervisor_of, until
-from paths import ROOT
 from preload_jobs import PADDLE, TORCH, Job, lines_of
+from schemas import validate
 from torch_launching import ESCAPED
 
 START_FAILED = 71
-SCHEMA = ROOT / "docs/events.schema.json"
 
 
 @pytest.fixture(params=[PADDLE, TORCH])
@@ -37,7 +34,7 @@ def test_restarts_reuse_the_zygote(job: Job, mark: str) -> None:
     assert ended.status == 0, ended.stderr
     assert (job.imports(), marked(mark)) == (1, [])
     (ready,) = job.events("zygote_ready")
-    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(ready)
+    validate(ready, "events")
     assert ready["modules"] == ["counted"]
     assert len(job.events("rank_started")) == 6
     assert "swept" not in ended.stderr

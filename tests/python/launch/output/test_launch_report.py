@@ -12,20 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import psutil
 import pytest
 from launching import ATTEMPT, LIMIT, RANK, Ended, Place, await_line, environment, gone, supervisor_of, until
 from paths import ROOT
+from schemas import Invalid, validate
 
 DOCS = ROOT / "docs"
 READY = "tell('ready', os.getpid())\n"
-
-
-def validator(name: str) -> jsonschema.Draft202012Validator:
-    schema = json.loads((DOCS / f"{name}.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
 
 
 def checked(place: Place) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -34,9 +28,9 @@ def checked(place: Place) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     assert [event["sequence"] for event in events] == list(range(len(events)))
     assert [event["monotonic"] for event in events] == sorted(event["monotonic"] for event in events)
     for event in events:
-        validator("events").validate(event)
+        validate(event, "events")
     result = place.result()
-    validator("result").validate(result)
+    validate(result, "result")
     if result["outcome"] != "supervisor_lost":
         last = events[-1]
         assert (last["event"], last["outcome"], last["exit_status"]) == (
@@ -89,9 +83,9 @@ def test_the_schema_of_events_refuses_other_documents(spoil: dict[str, Any]) -> 
         "peak_memory_bytes": 9,
         "cpu_seconds": 0.5,
     }
-    validator("events").validate(event)
-    with pytest.raises(jsonschema.ValidationError):
-        validator("events").validate({**event, **spoil})
+    validate(event, "events")
+    with pytest.raises(Invalid):
+        validate({**event, **spoil}, "events")
 
 
 # --- Each kind of end. -----------------------------------------------------------------------------------
@@ -355,7 +349,7 @@ def test_a_full_disk_ends_no_job(place: Place) -> None:
     assert ended.stderr.count(" is full: the end of the ranks' logs may be missing") == 1
     assert ended.stderr.endswith("\nexit status 5 after 9 restarts\n")
     for line in place.text("after/rlaunch/events.jsonl").splitlines():
-        validator("events").validate(json.loads(line))
+        validate(json.loads(line), "events")
     assert place.text("after/rlaunch/events.jsonl").endswith("}\n")
     logs = {f"attempt-{attempt}" for attempt in range(9)}
     assert place.names("after/rlaunch") - logs <= {"events.jsonl", "result.json"}
@@ -378,7 +372,7 @@ def test_the_result_of_a_job_on_a_full_disk_is_elsewhere(place: Place, module: s
     assert not (place.folder / "after" / Path(missing).relative_to(place.folder / "log")).exists()
     assert (Path(elsewhere).parent, Path(elsewhere).stat().st_mode & 0o777) == (place.folder / "tmp", 0o600)
     result = json.loads(Path(elsewhere).read_text())
-    validator("result").validate(result)
+    validate(result, "result")
     assert (result["outcome"], result["exit_status"]) == ("failed", 5)
 
 
