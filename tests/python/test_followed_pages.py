@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import each
 from launching import until
 from paths import ROOT, WRITTEN_PAGES
 from sybil import Document, Example, Region
@@ -125,10 +126,26 @@ def test_a_block_without_a_reason_is_refused(language: str) -> None:
         list(followed_blocks(Document(page, "page.md")))
 
 
-# Some pages import a framework in several ranks.
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", [*filter(is_followed, WRITTEN_PAGES)], ids=name_of)
-def test_the_page_runs(page: Path, tmp_path: Path, mark: str) -> None:
-    reader = Reader(tmp_path, mark)
+FOLLOWED = [*filter(is_followed, WRITTEN_PAGES)]
+# Their commands train networks or start sessions of pytest, one after the other.
+LONG = {
+    ROOT / "docs" / name
+    for name in ("get-started/torch.md", "get-started/paddle.md", "get-started/pytest.md", "migrate.md")
+}
+
+
+def follow(page: Path, folder: Path, mark: str) -> None:
+    reader = Reader(folder, mark)
     for example in Document.parse(str(page), reader.blocks).examples():
         example.evaluate()
+
+
+@pytest.mark.parametrize("page", [page for page in FOLLOWED if page not in LONG], ids=name_of)
+def test_the_page_runs(page: Path, tmp_path: Path, mark: str) -> None:
+    follow(page, tmp_path, mark)
+
+
+@pytest.mark.timeout(240)
+@each("page", [page for page in FOLLOWED if page in LONG], ids=name_of)
+def test_the_long_page_runs(page: Path, tmp_path: Path, mark: str) -> None:
+    follow(page, tmp_path, mark)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from effort import each
 from launching import environment
 from paths import ROOT
 
@@ -53,7 +54,7 @@ def test_every_command_is_run_by_a_test() -> None:
         subprocess.run([*target.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("command", JOBS)
+@each("command", JOBS)
 def test_its_jobs_train(command: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
