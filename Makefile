@@ -28,7 +28,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make check   format, lints, types, Rust unit tests and invariants, a Python smoke selection"
-	@echo "make test    everything that CI runs: lints, types, all Rust and Python tests"
+	@echo "make test    lints, types, all Rust and Python tests; CI adds the other values of some parameters"
 	@echo "make test-full  the same with many more random cases, and the soak"
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
 	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
