@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import each
 from elastic_jobs import BACKENDS, PADDLE, STOPPED_ELSEWHERE, TORCH, Backend, Job, Node, joining
 from hanging_folder import hanging_folder
 from hosts import Host
@@ -112,7 +113,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_shorter_grace_period_of_a_stop_is_that_of_all_nodes(
     tmp_path: Path, made: MultiHost, backend: Backend, module: str
 ) -> None:
@@ -146,7 +147,7 @@ def test_a_shorter_grace_period_of_a_restart_is_that_of_all_nodes_in_this_round(
         assert [node.end().status for node in nodes] == [128 + signal.SIGTERM, STOPPED_ELSEWHERE]
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_each_node_shows_the_ranks_of_all(
     tmp_path: Path, made: MultiHost, backend: Backend, module: str
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
+from effort import each
 from elastic_jobs import (
     FAILED_ELSEWHERE,
     NODE_LOST,
@@ -66,7 +67,7 @@ def test_two_hosts_train(tmp_path: Path, made: MultiHost, etcd: Etcd, module: st
         check_training(job, 2)
 
 
-@pytest.mark.parametrize(("module", "how"), [(PADDLE, "killed"), (TORCH, "stopped")])
+@each("module, how", [(PADDLE, "killed"), (TORCH, "stopped")])
 def test_two_become_four_and_two_again(
     tmp_path: Path, made: MultiHost, etcd: Etcd, module: str, how: str
 ) -> None:
@@ -203,7 +204,7 @@ def test_a_job_whose_launchers_were_all_killed_may_begin_again(
         print(f"nothing left after {await_nothing_below(etcd, job, 60):.2f} s")
 
 
-@pytest.mark.parametrize("turns", [range(8), range(8, 15)])
+@each("turns", [range(8), range(8, 15)])
 def test_two_that_start_in_the_same_moment_make_one_world(
     tmp_path: Path, made: MultiHost, etcd: Etcd, turns: range
 ) -> None:
@@ -323,7 +324,7 @@ def check_words(end: Ended, status: int, *words: str) -> None:
         assert word in line, line
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_an_authority_or_certificate_that_does_not_fit_is_named(
     place: Place, secured: Etcd, tmp_path: Path, module: str
 ) -> None:
@@ -342,7 +343,7 @@ def test_an_authority_or_certificate_that_does_not_fit_is_named(
     check_words(refused(place, module, f"etcd://{secured.address}", {}), NOT_MET, secured.address, "TLS")
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_files_that_are_not_there_or_no_certificates_are_named(place: Place, module: str) -> None:
     (place.folder / "no.pem").write_text("nothing")
     for ca in ("nowhere.pem", "no.pem"):
@@ -352,7 +353,7 @@ def test_files_that_are_not_there_or_no_certificates_are_named(place: Place, mod
     check_words(end, USAGE if module == PADDLE else PREFLIGHT, "key" if module == PADDLE else "no.pem")
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_wrong_password_is_refused_and_never_shown(place: Place, with_users: Etcd, module: str) -> None:
     at = f"etcd://{with_users.address}"
     end = refused(place, module, at, {"user": "me:hunter2"})
@@ -378,7 +379,7 @@ def test_the_right_password_and_certificate_are_accepted(
     assert end.status == 0, end.stderr
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_servers_that_are_no_etcd_or_too_old_are_named(place: Place, module: str) -> None:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), OldEtcd)) as old:
         check_words(refused(place, module, f"etcd://{old}", {}), NOT_MET, old, "v2 API only", "3.4")
@@ -386,7 +387,7 @@ def test_servers_that_are_no_etcd_or_too_old_are_named(place: Place, module: str
         check_words(refused(place, module, f"etcd://{garbage}", {}), NOT_MET, garbage, "is not etcd")
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_missing_server_is_an_error_in_time(place: Place, module: str) -> None:
     port = free_ports(1)
     began = time.monotonic()

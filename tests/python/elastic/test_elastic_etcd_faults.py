@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import each
 from elastic_jobs import (
     NODE_LOST,
     NOTES_SIGTERM,
@@ -72,7 +73,7 @@ def check_goes_on(job: Job, nodes: list[Node]) -> None:
     assert job.check_one_world() == {1: 2}
 
 
-@pytest.mark.parametrize("how", ["killed", "paused", "unplugged"])
+@each("how", ["killed", "paused", "unplugged"], few=2)
 def test_ranks_run_on_without_etcd(tmp_path: Path, made: MultiHost, own: Etcd, how: str) -> None:
     with Job(tmp_path, made.on, made.at(own)) as job:
         nodes = both(job)
@@ -103,7 +104,7 @@ def test_ranks_run_on_without_etcd(tmp_path: Path, made: MultiHost, own: Etcd, h
         assert own.keys("/rlaunch/") == []
 
 
-@pytest.mark.parametrize("how", ["moved", "killed"])
+@each("how", ["moved", "killed"])
 def test_ranks_run_on_when_a_clusters_leader_goes(tmp_path: Path, made: MultiHost, how: str) -> None:
     with made.cluster(tmp_path / "etcd") as cluster, Job(tmp_path, made.on, made.at(cluster)) as job:
         nodes = both(job)
@@ -117,7 +118,7 @@ def test_ranks_run_on_when_a_clusters_leader_goes(tmp_path: Path, made: MultiHos
         assert others[0].keys("/rlaunch/") == []
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_job_ends_without_etcd_after_the_time_that_it_may(
     tmp_path: Path, made: MultiHost, own: Etcd, module: str
 ) -> None:
@@ -138,7 +139,7 @@ def test_a_job_ends_without_etcd_after_the_time_that_it_may(
 
 
 @pytest.mark.parametrize("body", [RUN, DEAF], ids=["", "deaf"])
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_host_that_is_cut_off_stops_before_the_other_goes_on(
     tmp_path: Path, made: MultiHost, etcd: Etcd, module: str, body: str
 ) -> None:
@@ -210,7 +211,7 @@ def test_a_short_cut_changes_nothing(tmp_path: Path, made: MultiHost, etcd: Etcd
         check_goes_on(job, nodes)
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 @pytest.mark.parametrize("whole", [False, True], ids=["front", "whole"])
 def test_a_killed_launcher_is_noticed_within_the_lease(
     tmp_path: Path, made: MultiHost, etcd: Etcd, module: str, whole: bool
@@ -237,7 +238,7 @@ def test_a_killed_launcher_is_noticed_within_the_lease(
         job.check_one_world()
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@each("which", [0, 1])
 def test_the_others_go_on_without_a_killed_launcher(
     tmp_path: Path, made: MultiHost, etcd: Etcd, which: int
 ) -> None:
@@ -256,7 +257,7 @@ def test_the_others_go_on_without_a_killed_launcher(
         until(lambda: not etcd.keys(below), f"the end of {below}", 2 * LEASE)
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 @pytest.mark.parametrize("killed", ["front", "supervisor"])
 def test_half_a_launcher_ends_its_node_at_etcd_at_once(
     tmp_path: Path, made: MultiHost, etcd: Etcd, module: str, killed: str

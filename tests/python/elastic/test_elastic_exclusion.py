@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import each
 from elastic_jobs import PADDLE, STORE_LOST, TORCH, Backend, Job
 from etcd import Etcd
 from hosts import Host, hosts
@@ -51,7 +52,7 @@ def program_of(folder: Path, interpreter: Path | str, name: str = "bad.sh") -> P
     return program
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_newcomer_without_its_interpreter_stops_no_round(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
@@ -67,7 +68,7 @@ def test_a_newcomer_without_its_interpreter_stops_no_round(
         assert job.check_one_world() == {1: 1}
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_newcomer_that_cannot_begin_is_excluded(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
@@ -87,7 +88,7 @@ def test_a_newcomer_that_cannot_begin_is_excluded(
         assert job.check_one_world() == {1: 1, 3: 1}
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_newcomer_whose_ranks_fail_is_excluded_and_uses_up_no_restart(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
@@ -134,7 +135,7 @@ def check_hanging(job: Job, module: str, *preload: str) -> None:
     assert job.check_one_world() == {1: 1, 2: 2, 3: 1}
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_newcomer_whose_ranks_hang_at_their_start_is_excluded(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import each
 from elastic_jobs import FAILED_ELSEWHERE, NODE_LOST, PADDLE, TORCH, Backend, Job, Node
 from hosts import Host, hosts
 from launching import LIMIT, environment, until
@@ -47,7 +48,7 @@ def check_one_name(nodes: list[Node], status: int, words: str) -> None:
         assert not node.ranks()
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_failure_stops_all_nodes_with_one_culprit(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
@@ -59,7 +60,7 @@ def test_a_failure_stops_all_nodes_with_one_culprit(
         assert job.check_one_world() == {1: 2}
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_every_nodes_result_has_the_culprit(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
@@ -89,7 +90,7 @@ def test_every_nodes_result_has_the_culprit(
 STEP = {"SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_under_srun_all_launchers_have_the_status_of_the_failure(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
@@ -125,7 +126,7 @@ def test_too_few_nodes_after_ranks_have_run_have_another_status_than_before(
         assert zero.result()["outcome"] == "too_few_nodes"
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_what_another_nodes_rank_says_moves_no_cursor_and_begins_no_line(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:

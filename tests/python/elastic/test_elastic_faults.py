@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import each
 from elastic_jobs import (
     NODE_LOST,
     NOTES_SIGTERM,
@@ -58,7 +59,7 @@ def ended_after(node: Node, began: float) -> float:
     return float(node.events("job_ended")[-1]["monotonic"]) - began
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 @pytest.mark.parametrize("whole", [False, True], ids=["front", "whole"])
 def test_a_killed_launcher_is_noticed_at_once(
     tmp_path: Path, two: list[Host], backend: Backend, module: str, whole: bool
@@ -77,7 +78,7 @@ def test_a_killed_launcher_is_noticed_at_once(
         job.check_one_world()
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 @pytest.mark.parametrize("whole", [False, True], ids=["front", "whole"])
 def test_without_the_serving_node_the_others_end_within_the_lease(
     tmp_path: Path, two: list[Host], module: str, whole: bool
@@ -135,7 +136,7 @@ def test_a_job_goes_on_after_a_short_cut(tmp_path: Path, two: list[Host], backen
         assert job.check_one_world() == {1: 2}
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_host_that_is_cut_off_is_named_and_its_ranks_end(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
@@ -161,7 +162,7 @@ def test_a_host_that_is_cut_off_is_named_and_its_ranks_end(
 
 
 @pytest.mark.parametrize("body", [RUN, DEAF], ids=["", "deaf"])
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_survivor_goes_on_alone_and_there_are_never_two_worlds(
     tmp_path: Path, two: list[Host], backend: Backend, module: str, body: str
 ) -> None:
@@ -232,7 +233,7 @@ def test_a_node_that_loses_the_serving_node_ends_before_that_one_goes_on(
         assert job.check_one_world() == {1: 2, 2: 1}
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_of_one_stops_all(
     tmp_path: Path, two: list[Host], backend: Backend, module: str, number: int

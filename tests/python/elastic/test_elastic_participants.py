@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import each
 from elastic_jobs import (
     NOT_MET,
     PADDLE,
@@ -36,7 +37,7 @@ def three() -> Iterator[list[Host]]:
         yield made
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_waiting_nodes_list_the_nodes_that_are_here(
     tmp_path: Path, three: list[Host], backend: Backend, module: str
 ) -> None:
@@ -75,7 +76,7 @@ def test_participants_are_listed_every_ten_seconds_by_number(
         assert not list(tmp_path.glob("began*"))
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_too_few_nodes_end_in_time_with_the_participants(
     tmp_path: Path, three: list[Host], backend: Backend, module: str
 ) -> None:
@@ -92,7 +93,7 @@ def test_too_few_nodes_end_in_time_with_the_participants(
         assert 2.5 < time.monotonic() - began < 6
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_missing_master_is_an_error_after_the_timeout(
     tmp_path: Path, three: list[Host], module: str
 ) -> None:
@@ -161,7 +162,7 @@ def test_a_node_that_cannot_take_part_gets_the_reason_and_harms_no_other(
         job.end_successfully(zero, job.node(2, *right, script))
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 @pytest.mark.parametrize(("own", "other"), [("a" * 16, "b" * 16), ("a" * 16, ""), ("", "b" * 16)])
 def test_only_nodes_with_the_jobs_secret_are_admitted(
     tmp_path: Path, three: list[Host], module: str, own: str, other: str
@@ -254,7 +255,7 @@ def test_the_command_that_is_printed_starts_the_other_node(tmp_path: Path, three
         job.end_successfully(zero, job.run(1, shell))
 
 
-@pytest.mark.parametrize("on", [(0, 1), (0, 0)], ids=["apart", "on one host"])
+@each("on", [pytest.param((0, 1), id="apart"), pytest.param((0, 0), id="on one host")])
 def test_two_that_start_at_once_make_one_world(
     tmp_path: Path, three: list[Host], backend: Backend, on: tuple[int, int]
 ) -> None:
@@ -311,7 +312,7 @@ ELASTIC = {
 }
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_spare_with_its_preload_server_replaces_a_lost_node(
     tmp_path: Path, three: list[Host], backend: Backend, module: str
 ) -> None:

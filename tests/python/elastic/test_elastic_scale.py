@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from effort import each
 from elastic_jobs import PADDLE, STAR, TORCH, Backend, Job, Node, joining
 from hosts import Host, hosts
 
@@ -119,7 +120,7 @@ def uninterrupted(
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_two_become_four_and_two_again(
     tmp_path: Path, four: list[Host], backend: Backend, module: str, how: str
 ) -> None:

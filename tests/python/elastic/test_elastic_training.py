@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import each
 from elastic_jobs import PADDLE, PADDLES, TORCH, AtMaster, Backend, Job
 from hosts import Host, hosts
 from test_launch_nodes import TRAIN
@@ -69,8 +70,12 @@ def test_two_hosts_train_with_torch(tmp_path: Path, four: list[Host], backend: B
         check_training(job, 2)
 
 
-@pytest.mark.parametrize(
-    "modules", [(PADDLES, PADDLE), (PADDLE, PADDLES)], ids=["Paddle serves", "rlaunch serves"]
+@each(
+    "modules",
+    [
+        pytest.param((PADDLES, PADDLE), id="Paddle serves"),
+        pytest.param((PADDLE, PADDLES), id="rlaunch serves"),
+    ],
 )
 def test_paddles_own_launcher_is_one_of_the_nodes(
     tmp_path: Path, four: list[Host], modules: tuple[str, str]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from effort import each
 from elastic_jobs import PADDLE, AtMaster, Backend, Job, Node
 from etcd import Etcd, EtcdCluster
 from hanging_folder import hanging_folder
@@ -123,7 +124,7 @@ def test_a_proxy_on_the_node_is_no_contact(tmp_path: Path, made: MultiHost, etcd
         assert GUARD not in one.stderr()
 
 
-@pytest.mark.parametrize("endpoints", ["all", "own"])
+@each("endpoints", ["all", "own"])
 def test_a_member_of_etcd_on_the_node_is_no_contact(tmp_path: Path, made: MultiHost, endpoints: str) -> None:
     """Not even if it led the others, and is the only one that the node knows."""
     places = [(host.ip, onto(host)) for host in (made.on[0], made.on[1], made.server)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from barred_reader import bar_reader
+from effort import each
 from jobs import WAITING, Jobs, await_stacks
 from launching import LIMIT, environment, until
 
@@ -67,7 +68,7 @@ def test_of_other_ranks_it_is_said_that_they_cannot_be_read(jobs: Jobs) -> None:
         assert launcher.poll() is None
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "zygote"])
+@each("method", ["spawn", "fork", "forkserver", "zygote"])
 def test_ranks_of_spawn_answer(method: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SPAWN)
     command = [sys.executable, "program.py", str(tmp_path), method]

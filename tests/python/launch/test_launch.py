@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import each
 from launching import TELL, Place, environment, free_ports, until
 from preloaded import python
 from rlaunch._lib import gpu_count
@@ -311,7 +312,7 @@ def masked(seen: dict[str, Any]) -> dict[str, str]:
     return {**env, "POD_NAME": "POD", "PADDLE_LOG_DIR": Path(env["PADDLE_LOG_DIR"]).name}
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "variables"),
     [
         (["--nproc_per_node", "2"], {"OMP_NUM_THREADS": " 03"}),

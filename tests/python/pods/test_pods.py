@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from effort import each
 from kubernetes_pods import Pod, pods
 from launching import TALKING, await_line, await_none_marked, signals_in, until
 from manifests import WITH_PODS
@@ -140,7 +141,7 @@ def test_a_pod_waits_for_the_name_of_pod_0(tmp_path: Path, made: MultiHost) -> N
         assert [end.status for end in ended] == [0, 0], (line, ended)
 
 
-@pytest.mark.parametrize("file", WITH_PODS)
+@each("file", WITH_PODS)
 def test_sigterm_to_one_pod_ends_the_job(file: str, tmp_path: Path, made: MultiHost) -> None:
     with pods(file, RANK + SAVES, tmp_path, made.on, **TWO_RANKS) as both:
         start(both)
@@ -158,7 +159,7 @@ def test_sigterm_to_one_pod_ends_the_job(file: str, tmp_path: Path, made: MultiH
         await_none_marked(both[0].mark)
 
 
-@pytest.mark.parametrize("file", WITH_PODS)
+@each("file", WITH_PODS)
 def test_one_failed_rank_fails_one_pod(file: str, tmp_path: Path, made: MultiHost) -> None:
     script = RANK + "if rank == 3: sys.exit(7)\nsleep()\n"
     with pods(file, script, tmp_path, made.on, **TWO_RANKS) as both:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from effort import each
 from elastic_jobs import BACKENDS, NOT_MET, PADDLE, PADDLES, TORCH, USAGE, AtMaster, Backend, Job, joining
 from launching import environment
 from multi_host import MultiHost
@@ -50,7 +51,7 @@ def scripts(job: Job) -> tuple[list[str], list[str]]:
     return [job.script(RUN, f"{name}/train.py") for name in ("one", "two")], commits
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_nodes_of_different_commits_are_named(
     tmp_path: Path, made: MultiHost, backend: Backend, module: str
 ) -> None:
@@ -67,7 +68,7 @@ def test_nodes_of_different_commits_are_named(
             assert not re.search("(Python|torch|Paddle|jax|NVIDIA driver): ", node.stderr())
 
 
-@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@each("module", [PADDLE, TORCH])
 def test_a_node_that_differs_in_what_has_to_be_the_same_is_refused(
     tmp_path: Path, made: MultiHost, backend: Backend, module: str
 ) -> None:

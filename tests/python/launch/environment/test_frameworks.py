@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import each
 from launching import Place, environment, free_ports
 from preloaded import head
 
@@ -84,7 +85,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("front_end", ["torch", "paddle", "spawn"])
+@each("front_end", ["torch", "paddle", "spawn"])
 def test_real_jax_finds_its_processes_without_arguments(front_end: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JAX)
     (tmp_path / "program.py").write_text(SPAWN)
