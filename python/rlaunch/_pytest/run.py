@@ -146,8 +146,9 @@ class Run:
                 files.append([ours.enter_context(tempfile.TemporaryFile()) for _ in range(3)])
             inherited = [[InheritedFd(file.fileno()) for file in three] for three in files]
             task.coverage = self._prepare_coverage()
-            arguments = (pickle.dumps(task), ends, inherited)
             options = {"grace_period": _GRACE_PERIOD, **marker.options}
+            task.is_forked = options["start_method"] == "fork"
+            arguments = (pickle.dumps(task), ends, inherited)
             # A forked rank without a tracker would start its own, which removes what the rank leaves behind.
             # Starting it unblocks SIGINT (CPython 3.11), so it is done here.
             resource_tracker.ensure_running()

@@ -28,6 +28,7 @@ class Task:
         captures: whether output goes to files instead of the terminal.
         has_colour, width: of the terminal.
         debug_rank: the rank that enters the debugger when its test fails, ``ANY_RANK``, or None.
+        is_forked: whether the rank is forked off the parent itself.
         coverage: how the parent measures coverage, as in ``rank_coverage``.
         values: fixture values of the parent by name, each pickled.
     """
@@ -44,6 +45,7 @@ class Task:
     has_colour: bool
     width: int
     debug_rank: int | None = None
+    is_forked: bool = False
     coverage: dict[str, Any] | None = None
     values: dict[str, bytes] = field(default_factory=dict)
 

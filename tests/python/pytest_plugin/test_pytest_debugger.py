@@ -12,26 +12,28 @@ from pytest_suites import QUICK
 from pytest_terminal import StartSession, start_session_fixture  # noqa: F401
 
 TESTS = """
-    import os, pytest
+    import functools, os, pytest
 
-    @pytest.mark.ranks(2)
+    ranks = functools.partial(pytest.mark.ranks, start_method=os.environ.get("START", "fork"))
+
+    @ranks(2)
     def test_fails(rank):
         secret = 40 + rank.rank
         assert rank.rank != 1, "oh"
         rank.barrier()
 
-    @pytest.mark.ranks(2)
+    @ranks(2)
     def test_stops(rank):
         secret = 50 + rank.rank
         breakpoint()
         assert rank.gather(secret) == [50, 51]
 
-    @pytest.mark.ranks(2)
+    @ranks(2)
     def test_both_fail(rank):
         secret = 60 + rank.rank
         assert False
 
-    @pytest.mark.ranks(1)
+    @ranks(1)
     def test_of_subtests(subtests):
         for secret in range(80, 83):
             with subtests.test(secret=secret):
@@ -78,6 +80,7 @@ def test_a_rank_that_still_starts_is_not_interrupted_at_the_prompt(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(STARTS_LATE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("START", "spawn")
     pdb = session("--pdb", "-k", "test_fails")
     pdb.until("(Pdb) ")
     pdb.interrupt()
@@ -105,7 +108,7 @@ def test_a_rank_that_fails_after_the_one_with_the_terminal_has_ended_gets_no_deb
         """
         import os, pathlib, time, pytest
 
-        @pytest.mark.ranks(2)
+        @pytest.mark.ranks(2, start_method="fork")
         def test_fails(rank):
             first = pathlib.Path(f"/proc/{rank.broadcast(os.getpid())}/stat")
             while rank.rank == 1 and first.exists() and ") Z " not in first.read_text():
@@ -175,7 +178,7 @@ def test_a_breakpoint_without_a_terminal_fails_its_test(
     options: list[str], why: str, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(test_it=TESTS)
-    command = [sys.executable, "-m", "pytest", *QUICK, "-k", "stops", "-o", "ranks_preload=json", *options]
+    command = [sys.executable, "-m", "pytest", *QUICK, "-k", "stops", *options]
     # A session of its own has no terminal, whatever the tests run at.
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert f"E       Failed: breakpoint() needs a terminal, but {why}\n" in done.stdout

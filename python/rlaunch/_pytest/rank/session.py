@@ -198,7 +198,8 @@ class RankSession:
         config.workerinput = task.worker
         config.workeroutput = {}
         os.chdir(task.cwd)
-        for name in _PARENT_PLUGINS:
+        # The timer of faulthandler_timeout is a thread, for whose end a forked process would wait forever.
+        for name in (*_PARENT_PLUGINS, *["faulthandler"] * task.is_forked):
             plugin = config.pluginmanager.get_plugin(name)
             if plugin is not None:
                 config.pluginmanager.unregister(plugin)
