@@ -11,7 +11,7 @@ from pytest_suites import Suite, suite_fixture  # noqa: F401
 def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> None:
     done = suite(
         """
-        @pytest.mark.ranks(3)
+        @ranks(3)
         def test_one(rank):
             print("from", rank.rank)
             rank.barrier()
@@ -24,7 +24,7 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             def __init__(self, a, b):
                 self.lock = __import__("threading").Lock()
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_cannot_be_pickled(rank):
             if rank.rank == 1:
                 raise Odd(1, 2)
@@ -36,7 +36,7 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             assert rank.rank != 0
             yield
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_set_up(broken, rank):
             rank.barrier()
 
@@ -46,15 +46,15 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             rank.barrier()
             assert rank.rank != 0
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_torn_down(leaves):
             print("was here")
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         def test_asks_for_a_missing_fixture(no_such_fixture):
             pass
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_exits(rank):
             if rank.rank == 0:
                 raise SystemExit(7)
@@ -99,7 +99,7 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
 def test_deaths(suite: Suite) -> None:
     done = suite(
         """
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_crash(rank):
             rank.barrier()
             if rank.rank == 1:
@@ -108,14 +108,14 @@ def test_deaths(suite: Suite) -> None:
                 ctypes.string_at(0)
             rank.barrier()
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         @pytest.mark.parametrize("code", [0, 3])
         def test_leaves(rank, code):
             if rank.rank == 0:
                 os._exit(code)
             rank.barrier()
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         def test_killed(rank):
             os.kill(os.getpid(), 9)
 
@@ -160,7 +160,7 @@ def test_a_hang_fails_its_test_alone_with_the_stacks_of_all(suite: Suite) -> Non
         """
         import signal, time
 
-        @pytest.mark.ranks(2, timeout=3)
+        @ranks(2, timeout=3)
         def test_hangs(rank):
             if rank.rank == 1:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -168,7 +168,7 @@ def test_a_hang_fails_its_test_alone_with_the_stacks_of_all(suite: Suite) -> Non
                     time.sleep(100)
             rank.barrier()
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_after(rank):
             rank.barrier()
         """,
@@ -221,20 +221,20 @@ def test_an_import_that_hangs_meets_the_limit_of_the_startup(suite: Suite, pytes
 def test_a_rank_that_waits_for_one_that_never_comes_fails_at_once(suite: Suite) -> None:
     done = suite(
         """
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_other_operation(rank):
             rank.barrier() if rank.rank == 0 else rank.gather(1)
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_other_source(rank):
             rank.broadcast(1, src=rank.rank)
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_ended(rank):
             if rank.rank == 0:
                 rank.barrier()
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_caught(rank):
             if rank.rank == 0:
                 with pytest.raises(RuntimeError, match="rank 1 has ended without it"):
@@ -254,7 +254,7 @@ def test_a_rank_that_waits_for_one_that_never_comes_fails_at_once(suite: Suite) 
 def test_the_culprit_comes_before_ranks_that_lost_their_peer(suite: Suite) -> None:
     done = suite(
         """
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_lost(rank):
             if rank.rank == 0:
                 open("lost", "w").close()
@@ -313,9 +313,8 @@ def test_ranks_that_cannot_run_the_test(suite: Suite, pytester: pytest.Pytester)
         def test_after():
             pass
         """,
-        "test_import.py",
-        "test_exit.py",
-        "test_it.py",
+        *("-o", "ranks_preload=json"),
+        *("test_import.py", "test_exit.py", "test_it.py"),
     )
     outcomes = done.parseoutcomes()
     assert outcomes["passed"] == 1
@@ -339,7 +338,7 @@ def test_an_exit_while_the_test_file_is_imported(suite: Suite) -> None:
         if "RANK" in os.environ:
             sys.exit("no disk")
 
-        @pytest.mark.ranks(2)
+        @pytest.mark.ranks(1)
         def test_it():
             pass
         """
@@ -366,7 +365,7 @@ def test_a_rank_that_is_stopped_inside_pytest(suite: Suite) -> None:
         """
         import functools, pathlib, time
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_it(rank, request):
             path = pathlib.Path("in_teardown")
             if rank.rank == 0:
@@ -428,21 +427,21 @@ def test_ranks_that_reach_their_teardown_complete_it(suite: Suite, pytester: pyt
             warnings.warn("released")
             open(f"{request.node.name}.{rank.rank}", "w").close()
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         def test_fails(resource):
             assert 0
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_all_fail(resource):
             assert 0
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_skips(rank, resource):
             if rank.rank == 1:
                 pytest.skip("not on this rank")
             rank.barrier()
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_passes_on_one(rank, resource):
             if rank.rank == 0:
                 path = pathlib.Path(f"{resource}.teardown")
@@ -455,7 +454,7 @@ def test_ranks_that_reach_their_teardown_complete_it(suite: Suite, pytester: pyt
             yield
             rank.barrier()
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_waits_in_its_teardown(rank, farewell, resource):
             assert rank.rank == 1
             time.sleep(600)
@@ -488,7 +487,7 @@ def test_a_failure_of_the_test_outranks_one_of_another_ranks_teardown(suite: Sui
                 time.sleep(0.2)  # The report of rank 1's teardown is earlier.
                 return "body bug"
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_it(rank, resource):
             if rank.rank == 0:
                 raise Slow()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import effort
 import pytest
 from launching import await_none_marked, until
 from pytest_suites import Suite, suite_fixture  # noqa: F401
@@ -109,7 +110,7 @@ BETWEEN = """
         def between(request):
             request.config.pluginmanager.register(Plugin())
 
-    @pytest.mark.ranks(2, shared=["between"])
+    @pytest.mark.ranks(2, shared=["between"], start_method="fork")
     def test_waits(rank):
         rank.barrier()
         if rank.rank == 1:
@@ -154,7 +155,7 @@ def test_a_handler_that_the_session_has_for_sigquit_stays() -> None:
     assert done.stderr.count("most recent call first") == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"preload": "json"}], ids=["spawn", "zygote"])
+@effort.each("options", [{}, {"preload": "json"}])
 def test_a_rank_that_raises_keyboard_interrupt_is_named_with_its_line(
     options: dict[str, str], suite: Suite
 ) -> None:

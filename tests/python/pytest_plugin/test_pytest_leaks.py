@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import effort
 import pytest
 from launching import runs
 from pytest_suites import Suite, suite_fixture  # noqa: F401
@@ -20,7 +21,7 @@ print(server.getsockname()[1], flush=True)
 time.sleep(1000)
 '''
 
-@pytest.mark.ranks(2)
+@ranks(2)
 def test_leaves(rank, tmp_path):
     if rank.rank == 1:
         server = [sys.executable, "-c", SERVER]
@@ -28,7 +29,7 @@ def test_leaves(rank, tmp_path):
         print("port", int(started.stdout.readline()), "pid", started.pid, flush=True)
         shared_memory.SharedMemory(create=True, size=100_000)
 
-@pytest.mark.ranks(2)
+@ranks(2)
 def test_tidy(rank):
     memory = shared_memory.SharedMemory(create=True, size=100)
     memory.close()
@@ -50,7 +51,7 @@ def test_leftovers_are_an_error_of_that_test_and_are_removed(suite: Suite) -> No
     assert not Path("/dev/shm", memory).exists()
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@effort.each("method", ["spawn", "fork", "forkserver"])
 def test_shared_memory_is_found_with_any_start_method(method: str, suite: Suite) -> None:
     """Also of the first test of all, before which no tracker runs."""
     done = suite(
@@ -79,7 +80,7 @@ def test_shared_memory_of_paddle_is_removed_after_a_failed_test(suite: Suite) ->
         """
         import signal, time
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         @pytest.mark.parametrize("fails", [True, False])
         def test_shares(rank, fails):
             read, write = os.pipe()
@@ -105,26 +106,24 @@ GPUS = """
     import fcntl, time
 
     @pytest.mark.parametrize("number", range(4))
-    @pytest.mark.ranks(1, gpus=True)
+    @ranks(1, gpus=True)
     def test_one(rank, number):
         mine = os.environ["CUDA_VISIBLE_DEVICES"]
         assert os.environ["FLAGS_selected_gpus"] == "0"
         with open(os.path.join(os.environ["HELD"], mine), "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The other worker's has to have a chance.
-            until = time.monotonic() + 0.2
-            while time.monotonic() < until:
-                pass
+            time.sleep(0.2)
 
-    @pytest.mark.ranks(2, gpus=True)
+    @ranks(2, gpus=True)
     def test_both(rank):
         assert rank.gather(os.environ["FLAGS_selected_gpus"]) == ["0", "1"]
 
-    @pytest.mark.ranks(3, gpus=True)
+    @ranks(3, gpus=True)
     def test_too_many(rank):
         pass
 
-    @pytest.mark.ranks(1, gpus="1")
+    @ranks(1, gpus="1")
     def test_named(rank):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 """
@@ -152,7 +151,7 @@ ONCE = """
         with open(os.environ["PIDS"], "a") as file:
             file.write(f"{once.pid}\\n")
 
-    @pytest.mark.ranks(2, start_method="spawn")
+    @pytest.mark.ranks(1, start_method="spawn")
     def test_own(rank):
         assert once.pid == os.getpid()
 """

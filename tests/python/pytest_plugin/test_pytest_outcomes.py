@@ -10,7 +10,7 @@ from pytest_suites import Suite, suite_fixture  # noqa: F401
 def test_skips(suite: Suite) -> None:
     done = suite(
         """
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_one_rank_skips(rank):
             if rank.rank == 1:
                 pytest.skip("no device for it")
@@ -20,17 +20,17 @@ def test_skips(suite: Suite) -> None:
         def absent():
             pytest.importorskip("no_such_module")
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_fixture_skips(absent):
             pass
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         @pytest.mark.skip(reason="never started")
         def test_marked():
             open("started", "w").close()
 
-        @pytest.mark.ranks(1)
-        @pytest.mark.skipif("RANK" in os.environ, reason="only the pytest process is asked")
+        @ranks(1)
+        @pytest.mark.skipif("'RANK' in os.environ", reason="only the pytest process is asked")
         def test_asked_here():
             pass
 
@@ -58,58 +58,58 @@ def test_expected_failures(suite: Suite) -> None:
                 raise error
             rank.barrier()
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         @pytest.mark.xfail
         def test_plain(rank):
             fail_on_1(rank, ValueError())
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         @pytest.mark.xfail(raises=Own, strict=True)
         def test_raises(rank):
             fail_on_1(rank, Own(1, 2))
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         @pytest.mark.xfail(raises=RankError)
         def test_dies():
             os._exit(1)
 
-        @pytest.mark.ranks(1, timeout=3)
+        @ranks(1, timeout=3)
         @pytest.mark.xfail(raises=TimeoutError)
         def test_hangs():
             __import__("time").sleep(100)
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         @pytest.mark.xfail(run=False, reason="not to be run")
         def test_not_run():
             open("started", "w").close()
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_by_hand(rank):
             if rank.rank == 1:
                 pytest.xfail("by hand")
             rank.barrier()
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         def test_added(request):
             request.node.add_marker(pytest.mark.xfail(reason="added"))
             assert False
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         @pytest.mark.xfail(raises=KeyError)
         def test_another_error(rank):
             fail_on_1(rank, Own(1, 2))
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         @pytest.mark.xfail(False, reason="does not hold")
         def test_condition():
             assert False
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         @pytest.mark.xfail(strict=True, reason="has to fail")
         def test_passes_strictly():
             pass
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         @pytest.mark.xfail
         def test_passes():
             pass
@@ -142,7 +142,7 @@ CALLS = """
     @pytest.mark.skipif("sys.version_info < (3, 11)")
     def test_group():
         import rlaunch
-        rlaunch.spawn(fails_twice, nprocs=1)
+        rlaunch.spawn(fails_twice, nprocs=1, start_method="fork")
 
     def test_spawn():
         import rlaunch
@@ -150,7 +150,7 @@ CALLS = """
 
     def test_results():
         import rlaunch
-        rlaunch.spawn(exits, nprocs=1, join=False).results()
+        rlaunch.spawn(exits, nprocs=1, join=False, start_method="fork").results()
 
     def test_torch():
         import rlaunch.torch
@@ -200,7 +200,7 @@ def test_ranks_that_cannot_answer_are_read_from_outside(suite: Suite) -> None:
             signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
             time.sleep(1000)
 
-        @pytest.mark.ranks(3, timeout=3)
+        @ranks(3, timeout=3)
         def test_hangs(rank):
             if rank.rank == 1:
                 load()

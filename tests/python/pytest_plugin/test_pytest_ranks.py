@@ -9,8 +9,9 @@ from pytest_suites import Suite, suite_fixture  # noqa: F401
 def test_functions_classes_and_parameters(suite: Suite) -> None:
     done = suite(
         """
-        pytestmark = pytest.mark.ranks(2)
+        pytestmark = ranks(2)
 
+        @pytest.mark.ranks(2)
         def test_function(rank):
             assert rank.world_size == 2 == int(os.environ["WORLD_SIZE"])
             assert os.environ["PADDLE_TRAINERS_NUM"] == "2"
@@ -32,10 +33,8 @@ def test_functions_classes_and_parameters(suite: Suite) -> None:
             def test_odd(self, x, rank):
                 assert {x} == set(rank.gather(x))
 
-        @pytest.mark.ranks(2)
-        @pytest.mark.parametrize("n", [
-            2, *(pytest.param(n, marks=pytest.mark.ranks(n)) for n in (1, 3))
-        ])
+        @ranks(2)
+        @pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=ranks(n)) for n in (1, 3))])
         def test_count(n, rank):
             assert rank.world_size == n
         """
@@ -59,11 +58,11 @@ def test_what_ranks_cannot_import_is_sent_by_value(suite: Suite) -> None:
             assert [cls.number for cls in rank.gather(Local)] == [10, 11]
             assert rank.broadcast(Local(), src=1).number == 11
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         def test_a_lock(rank):
             rank.gather({"lock": threading.Lock()})
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         def test_without_cloudpickle(rank, monkeypatch):
             monkeypatch.setitem(sys.modules, "cloudpickle", None)
             rank.gather([1, lambda: 1])
@@ -116,7 +115,7 @@ def test_each_rank_sets_its_fixtures_up_but_shared_ones(suite: Suite, pytester: 
     pytester._monkeypatch.setenv("NOTES", str(notes))
     done = suite(
         """
-        @pytest.mark.ranks(2, shared=["server"])
+        @ranks(2, shared=["server"])
         def test_it(server, own, rank, tmp_path, tmp_path_factory):
             assert {each["pid"] for each in rank.gather(server)} == {os.getppid()}
             assert server["of"] == "costly"
@@ -128,7 +127,7 @@ def test_each_rank_sets_its_fixtures_up_but_shared_ones(suite: Suite, pytester: 
             assert len(set(rank.gather(made))) == 2
             assert made.parent == tmp_path_factory.getbasetemp() == tmp_path.parent
 
-        @pytest.mark.ranks(1, shared=["lock"])
+        @ranks(1, shared=["lock"])
         def test_no_way(lock): pass
 
         @pytest.fixture
@@ -159,7 +158,7 @@ def test_fixtures_of_pytest_work_in_each_rank(suite: Suite) -> None:
         """
         import logging, sys, warnings
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_it(rank, capsys, caplog, monkeypatch, recwarn, request, record_property):
             print("printed", rank.rank)
             assert capsys.readouterr().out == f"printed {rank.rank}\\n"
@@ -172,12 +171,12 @@ def test_fixtures_of_pytest_work_in_each_rank(suite: Suite) -> None:
             assert len(set(rank.gather(request.getfixturevalue("tmp_path")))) == 1
             record_property("of", rank.rank)
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_capfd(capfd, rank):
             os.write(1, b"raw")
             assert capfd.readouterr().out == "raw"
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         def test_output(rank):
             print("to stdout of", rank.rank)
             print("to stderr of", rank.rank, file=sys.stderr)
@@ -208,7 +207,7 @@ def test_kinds_of_tests_that_are_no_plain_functions(suite: Suite) -> None:
         """
         import unittest
 
-        @pytest.mark.ranks(2)
+        @ranks(2)
         class TestOfUnittest(unittest.TestCase):
             def setUp(self):
                 self.rank = int(os.environ["RANK"])
@@ -222,7 +221,7 @@ def test_kinds_of_tests_that_are_no_plain_functions(suite: Suite) -> None:
             def test_skips(self):
                 self.skipTest("why not")
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         async def test_async():
             pass
 

@@ -7,7 +7,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from effort import FULL, cases
+from effort import ALL, cases
 from launching import await_none_marked
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 
@@ -26,19 +26,19 @@ def test_the_plugin_imports_nothing_until_it_is_needed() -> None:
 
 
 PAIR = """
-@pytest.mark.ranks(2)
+@ranks(2)
 def test_good(rank):
     print("out of", rank.rank)
     rank.barrier()
 
-@pytest.mark.ranks(2)
+@ranks(2)
 def test_bad(rank):
     print("out of", rank.rank)
     rank.barrier()
     assert rank.rank == 0
     rank.barrier()
 
-@pytest.mark.ranks(1)
+@ranks(1)
 def test_other():
     print("never seen")
 """
@@ -86,7 +86,7 @@ def test_junit(suite: Suite, pytester: pytest.Pytester) -> None:
 def test_under_xdist(suite: Suite) -> None:
     done = suite(
         """
-        @pytest.mark.ranks(2)
+        @ranks(2)
         @pytest.mark.parametrize("i", range(4))
         def test_many(rank, i, worker_id, tmp_path):
             assert worker_id in ("gw0", "gw1")
@@ -112,16 +112,16 @@ def test_under_xdist(suite: Suite) -> None:
 HANGS = """
 import time
 
-@pytest.mark.ranks(1)
+@ranks(1)
 @pytest.mark.timeout(4)
 def test_marked():
     time.sleep(100)
 
-@pytest.mark.ranks(1)
+@ranks(1)
 def test_by_default():
     time.sleep(100)
 
-@pytest.mark.ranks(1, timeout=5)
+@ranks(1, timeout=5)
 def test_own():
     time.sleep(100)
 """
@@ -161,7 +161,7 @@ def test_nothing_is_left_of_many_tests(
                     print(*standing, file=notes)
         """
     )
-    rounds = cases(2, 4)
+    rounds = cases(1, 4)
     done = suite(
         f"""
         @pytest.mark.ranks(1)
@@ -253,7 +253,7 @@ def test_a_failure_to_release_resources_does_not_fail_the_next_test(
         def fixture():
             yield
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         def test_on_a_rank():
             pass
 
@@ -285,7 +285,7 @@ def test_an_interrupt_while_ranks_are_released_ends_the_session(
             yield
             assert False
 
-        @pytest.mark.ranks(1)
+        @ranks(1)
         def test_on_a_rank(fixture):
             pass
 
@@ -297,30 +297,22 @@ def test_an_interrupt_while_ranks_are_released_ends_the_session(
     assert done.parseoutcomes()["passed"] == 1
 
 
-STARTS = {
-    "spawn": {"start_method": "spawn"},
-    "fork": {"start_method": "fork"},
-    "zygote": {"preload": "json"},
-    "forkserver": {"start_method": "forkserver"},
-}
+STARTS = [
+    {"start_method": "spawn"},
+    {"start_method": "fork"},
+    {"preload": "json"},
+    {"start_method": "forkserver"},
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "is_set"),
-    [
-        pytest.param(options, is_set, id=f"{name}-{'set_by_conftest' if is_set else 'default'}")
-        for number, (name, options) in enumerate(STARTS.items())
-        for is_set in ([False, True] if FULL else [number % 2 == 1])
-    ],
-)
-def test_start_method_of_multiprocessing(
-    options: dict[str, str], is_set: bool, suite: Suite, pytester: pytest.Pytester
-) -> None:
+@pytest.mark.parametrize("is_set", [False, True])
+def test_start_method_of_multiprocessing(is_set: bool, suite: Suite, pytester: pytest.Pytester) -> None:
     """It is that of a plain test, not that by which the rank was started."""
+    starts = [options for number, options in enumerate(STARTS) if ALL or (number % 2 == 1) == is_set]
     if is_set:
         # Fails if there is one already.
         pytester.makeconftest("import multiprocessing\nmultiprocessing.set_start_method('forkserver')")
-    source = """
+    source = f"""
         import multiprocessing
 
         at_import = multiprocessing.get_start_method(allow_none=True)
@@ -329,12 +321,13 @@ def test_start_method_of_multiprocessing(
             with open("plain", "w") as file:
                 print(at_import, multiprocessing.get_start_method(), file=file)
 
-        @pytest.mark.ranks(2, **OPTIONS)
-        def test_on_ranks():
+        @pytest.mark.parametrize("start", [pytest.param(i, marks=pytest.mark.ranks(1, **options))
+                                           for i, options in enumerate({starts})])
+        def test_on_a_rank(start):
             with open("plain") as file:
                 assert file.read().split() == [str(at_import), multiprocessing.get_start_method()]
         """
-    suite(source.replace("OPTIONS", repr(options))).assert_outcomes(passed=2)
+    suite(source).assert_outcomes(passed=1 + len(starts))
 
 
 def test_start_method_of_multiprocessing_in_forked_ranks(suite: Suite) -> None:

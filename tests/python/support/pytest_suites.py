@@ -17,6 +17,14 @@ Suite = Callable[..., pytest.RunResult]
 OTHERS = ("anyio", "hypothesispytest", "pytest_cov", "timeout", "xdist", "xdist.looponfail")
 QUICK = ("-p", "no:cacheprovider", *(word for name in OTHERS for word in ("-p", f"no:{name}")))
 
+# A new interpreter for each rank would import pytest, which takes longer than most tests. `ranks` is for tests
+# to which the start method does not matter.
+HEAD = """\
+import functools, os
+import pytest
+ranks = functools.partial(pytest.mark.ranks, start_method="fork")
+"""
+
 
 @pytest.fixture(name="suite")
 def suite_fixture(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
@@ -33,7 +41,7 @@ def suite_fixture(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) ->
     runs = itertools.count()
 
     def run(source: str, *args: str) -> pytest.RunResult:
-        pytester.makepyfile(test_it="import os\nimport pytest\n\n" + textwrap.dedent(source).strip("\n"))
+        pytester.makepyfile(test_it=HEAD + textwrap.dedent(source).strip("\n"))
         base = f"--basetemp={pytester.path / f'base-{next(runs)}'}"
         return pytester.run(*python("pytest"), "-m", "pytest", base, *QUICK, "-ra", *args, timeout=100)
 

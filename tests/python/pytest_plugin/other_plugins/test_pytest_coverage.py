@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import effort
 import pytest
-from pytest_suites import Suite, suite_fixture  # noqa: F401
+from pytest_suites import QUICK, Suite, suite_fixture  # noqa: F401
+
+if TYPE_CHECKING:
+    from coverage import CoverageData
 
 CODE = """
 def word(number):
@@ -26,7 +32,16 @@ TESTS = """
 """
 
 
-@pytest.mark.parametrize(("method", "preload"), [("spawn", None), ("fork", None), ("zygote", "json")])
+def read_data(folder: Path) -> tuple[CoverageData, str]:
+    """The data of a session in this folder, and the path of words.py there."""
+    from coverage import CoverageData
+
+    data = CoverageData(str(folder / ".coverage"))
+    data.read()
+    return data, str(folder / "words.py")
+
+
+@effort.each("method, preload", [("spawn", None), ("fork", None), ("zygote", "json")])
 def test_lines_and_branches_of_all_ranks_are_seen(
     method: str, preload: str | None, suite: Suite, pytester: pytest.Pytester
 ) -> None:
@@ -44,7 +59,7 @@ def test_a_configuration_with_parallel_files(suite: Suite, pytester: pytest.Pyte
     """coverage.py appends the host and the pid to the names of the ranks' files."""
     pytester.makepyfile(words=CODE)
     pytester.makefile("", **{".coveragerc": "[run]\nparallel = true\n"})
-    source = TESTS.format(method="spawn", preload=None)
+    source = TESTS.format(method="fork", preload=None)
     suite(source, "-p", "pytest_cov", "--cov=words", "--cov-report=json:cov.json").assert_outcomes(passed=1)
     seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
     assert seen["missing_lines"] == [6]
@@ -59,27 +74,27 @@ ENDINGS = """
             rank.barrier()
         return word(number)
 
-    @pytest.mark.ranks({ranks})
+    @pytest.mark.ranks({ranks}, start_method={method!r})
     def test_fails(rank):
         assert run(rank, 0) == "one"
 
-    @pytest.mark.ranks({ranks})
+    @pytest.mark.ranks({ranks}, start_method={method!r})
     @pytest.mark.xfail
     def test_fails_as_expected(rank):
         assert run(rank, 1) == "zero"
 
-    @pytest.mark.ranks({ranks})
+    @pytest.mark.ranks({ranks}, start_method={method!r})
     def test_is_skipped(rank):
         pytest.skip(run(rank, 2))
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "method"), [(1, "spawn"), (2, "fork")])
 def test_a_rank_that_fails_or_skips_is_measured_too(
-    ranks: int, suite: Suite, pytester: pytest.Pytester
+    ranks: int, method: str, suite: Suite, pytester: pytest.Pytester
 ) -> None:
     pytester.makepyfile(words=CODE)
-    source = ENDINGS.format(ranks=ranks)
+    source = ENDINGS.format(ranks=ranks, method=method)
     done = suite(source, "-p", "pytest_cov", "--cov=words", "--cov-branch", "--cov-report=json:cov.json")
     done.assert_outcomes(failed=1, xfailed=1, skipped=1)
     seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
@@ -109,46 +124,31 @@ def test_each_worker_of_xdist_has_its_ranks_lines(suite: Suite, pytester: pytest
 
 def test_lines_of_ranks_are_in_the_context_of_their_test(suite: Suite, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(words=CODE)
-    source = TESTS.format(method="spawn", preload=None)
+    source = TESTS.format(method="fork", preload=None)
     done = suite(source, "-p", "pytest_cov", "--cov=words", "--cov-context=test", "--cov-report=")
     done.assert_outcomes(passed=1)
-    report = [sys.executable, "-m", "coverage", "json", "-q", "--show-contexts", "-o", "cov.json"]
-    subprocess.run(report, cwd=pytester.path, check=True, timeout=100)
-    (contexts,) = [
-        file["contexts"] for file in json.loads((pytester.path / "cov.json").read_text())["files"].values()
-    ]
-    assert all("test_words" in context for line in ("3", "5") for context in contexts[line]), contexts
+    data, words = read_data(pytester.path)
+    contexts = data.contexts_by_lineno(words)
+    assert all("test_words" in context for line in (3, 5) for context in contexts[line]), contexts
 
 
 def test_contexts_of_the_ranks_themselves_are_kept(suite: Suite, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(words=CODE)
     pytester.makefile("", **{".coveragerc": "[run]\ndynamic_context = test_function\n"})
-    source = TESTS.format(method="spawn", preload=None)
+    source = TESTS.format(method="fork", preload=None)
     suite(source, "-p", "pytest_cov", "--cov=words", "--cov-report=").assert_outcomes(passed=1)
-    report = [sys.executable, "-m", "coverage", "json", "-q", "--show-contexts", "-o", "cov.json"]
-    subprocess.run(report, cwd=pytester.path, check=True, timeout=100)
-    (file,) = json.loads((pytester.path / "cov.json").read_text())["files"].values()
-    assert "test_it.test_words" in file["contexts"]["3"], file["contexts"]
+    data, words = read_data(pytester.path)
+    contexts = data.contexts_by_lineno(words)
+    assert "test_it.test_words" in contexts[3], contexts
 
 
 def test_under_coverage_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         words=CODE,
-        test_it="import pytest\n" + TESTS.format(method="spawn", preload=None).replace("\n    ", "\n"),
+        test_it="import pytest\n" + TESTS.format(method="fork", preload=None).replace("\n    ", "\n"),
     )
-    command = [
-        sys.executable,
-        "-m",
-        "coverage",
-        "run",
-        "--include=words.py",
-        "-m",
-        "pytest",
-        "-q",
-        "test_it.py",
-    ]
+    command = [sys.executable, "-m", "coverage", "run", "--include=words.py"]
+    command += ["-m", "pytest", *QUICK, "-q", "test_it.py"]
     subprocess.run(command, cwd=pytester.path, check=True, timeout=100)
-    report = [sys.executable, "-m", "coverage", "json", "-q", "-o", "cov.json"]
-    subprocess.run(report, cwd=pytester.path, check=True, timeout=100)
-    seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
-    assert seen["missing_lines"] == [6]
+    data, words = read_data(pytester.path)
+    assert data.lines(words) == [1, 2, 3, 4, 5]

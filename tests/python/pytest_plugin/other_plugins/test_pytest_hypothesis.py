@@ -17,14 +17,14 @@ PLUGIN = ("-p", "hypothesispytest")
 def test_examples_are_the_same_on_all_ranks(suite: Suite) -> None:
     done = suite(
         f"""{HEAD}
-@pytest.mark.ranks(2)
+@ranks(2)
 @few
 @given(n=st.integers())
 def test_same(rank, n):
     assert set(rank.gather(n)) == {{n}}
 
 class TestClass:
-    @pytest.mark.ranks(1)
+    @ranks(1)
     @few
     @given(n=st.integers(0, 9))
     def test_method(self, rank, n):
@@ -34,7 +34,7 @@ class TestClass:
 def built():
     return os.environ["RANK"]
 
-@pytest.mark.ranks(2)
+@ranks(2)
 @few
 @given(n=st.booleans())
 def test_fixtures_of_the_ranks(rank, built, n):
@@ -48,7 +48,7 @@ def test_fixtures_of_the_ranks(rank, built, n):
 def test_a_falsifying_example_is_shown(suite: Suite) -> None:
     done = suite(
         f"""{HEAD}
-@pytest.mark.ranks(2)
+@ranks(2)
 @settings(derandomize=True, database=None, deadline=None)
 @given(n=st.integers(0, 1000))
 def test_small(rank, n):
@@ -62,7 +62,7 @@ def test_small(rank, n):
     )
 
 
-@pytest.mark.parametrize("ranks", ["", "@pytest.mark.ranks(1)"])
+@pytest.mark.parametrize("ranks", ["", "@ranks(1)"])
 def test_a_function_scoped_fixture_is_refused_as_without_ranks(suite: Suite, ranks: str) -> None:
     done = suite(
         f"""{HEAD}

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from effort import FULL
+from effort import FULL, cases
 from launching import await_none_marked, environment
 
+COUNT = cases(10, 22)
 SUITE = """
 import os
 import socket
@@ -48,13 +49,17 @@ def meet(rank, name):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("number", range(22))
+@pytest.mark.parametrize("number", range(int(os.environ["COUNT"])))
 def test_ports(rank, number):
     meet(rank, f"ports-{number}")
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=pytest.mark.ranks(2 if n % 5 == 4 else 1, gpus=True)) for n in range(22)]
+    "number",
+    [
+        pytest.param(n, marks=pytest.mark.ranks(2 if n % 5 == 4 else 1, gpus=True))
+        for n in range(int(os.environ["COUNT"]))
+    ],
 )
 def test_devices(rank, number):
     device = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[rank.local_rank]
@@ -103,7 +108,7 @@ def test_paddle(rank, number):
 
 
 @pytest.mark.timeout(400)
-def test_fifty_tests_in_two_workers_share_no_port_and_no_device(tmp_path: Path, mark: str) -> None:
+def test_many_tests_in_two_workers_share_no_port_and_no_device(tmp_path: Path, mark: str) -> None:
     notes, temporary = tmp_path / "notes", tmp_path / "tmp"
     for folder in (notes, temporary):
         folder.mkdir()
@@ -114,6 +119,7 @@ def test_fifty_tests_in_two_workers_share_no_port_and_no_device(tmp_path: Path, 
     # The folder of locks is this run's own: others on this machine play with devices 0 and 1, too.
     env = environment(
         **{name: None for name in os.environ if name.startswith("PYTEST_")},
+        COUNT=str(COUNT),
         CUDA_VISIBLE_DEVICES="0,1",
         MARK=mark,
         NOTES=str(notes),
@@ -123,10 +129,10 @@ def test_fifty_tests_in_two_workers_share_no_port_and_no_device(tmp_path: Path, 
         [sys.executable, "-m", "pytest", *words], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{50 if FULL else 44} passed" in done.stdout
+    assert f"{2 * COUNT + 6 * FULL} passed" in done.stdout
     met = (notes / "met").read_text().splitlines()
-    ranks = [2 if number % 5 == 4 else 1 for number in range(22)]
-    assert len(met) == len(set(met)) == 2 * 22 + sum(ranks)
+    ranks = [2 if number % 5 == 4 else 1 for number in range(COUNT)]
+    assert len(met) == len(set(met)) == 2 * COUNT + sum(ranks)
     names = {path.name for path in notes.iterdir()} - {"met"}
     assert {name.split("-")[1] for name in names} == {"0", "1"}
     assert {name.rpartition("-")[2] for name in names} == {"gw0", "gw1"}
