@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import ALL
 from launching import await_gone, gone, marked, supervisor_of, until
 from preload_jobs import PADDLE, TORCH, Job, lines_of
 
 START_FAILED, USAGE = 71, 2
 
 
-@pytest.fixture(params=[PADDLE, TORCH])
+FRONTENDS = (PADDLE, TORCH)
+
+
+@pytest.fixture(params=FRONTENDS)
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path, request.param)
 
@@ -129,7 +133,11 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("job", "end"),
+    [(one, end) for i, end in enumerate(ENDS) for one in (FRONTENDS if ALL else (FRONTENDS[i % 2],))],
+    indirect=["job"],
+)
 def test_a_forked_rank_ends_like_a_started_one(job: Job, end: str) -> None:
     job.script(ENDS[end])
     what = ["-m", "train"] if end == "as a module" else ["train.py"]

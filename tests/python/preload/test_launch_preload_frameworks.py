@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import effort
 import pytest
 from launching import Ended
 from preload_jobs import PADDLE, TORCH, Job, lines_of
@@ -43,7 +44,7 @@ BODIES = {
 FRAMEWORKS = {TORCH: "torch", PADDLE: "paddle"}
 
 
-@pytest.mark.parametrize("frontend", BODIES, ids=FRAMEWORKS.values())
+@effort.each("frontend", BODIES)
 def test_ranks_of_one_import_reduce_together(tmp_path: Path, frontend: str) -> None:
     """``auto`` alone is the framework of the front end, and no reason is found against it."""
     job = Job(tmp_path, frontend)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import effort
 import pytest
 from effort import FULL
 from launching import environment
@@ -118,9 +119,8 @@ if __name__ == "__main__":
 LOADED = [18.0, 66.0]  # Three times 0 + 1 + 2 + 3, and 4 + 5 + 6 + 7.
 
 
-@pytest.mark.parametrize(
-    ("program", "loaded"), [(TORCH, [LOADED, LOADED]), (PADDLE, [LOADED])], ids=["torch", "paddle"]
-)
+# In `make test` ranks of torch train off a zygote in examples/pytest_suite.
+@effort.each("program, loaded", [(PADDLE, [LOADED]), (TORCH, [LOADED, LOADED])])
 @pytest.mark.timeout(400)  # It imports the framework several times.
 def test_training_off_a_zygote(tmp_path: Path, program: str, loaded: Any) -> None:
     main = tmp_path / "main.py"

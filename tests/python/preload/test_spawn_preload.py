@@ -13,6 +13,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
+import effort
 import preload_ranks
 import pytest
 import rlaunch
@@ -136,7 +137,7 @@ def test_the_import_sees_no_arguments_of_the_zygote(folder: Path) -> None:
 
 
 def test_a_rank_holds_nothing_of_the_zygotes_nor_of_its_siblings(folder: Path) -> None:
-    own, forked = both(preload_ranks.descriptors, n=4)
+    own, forked = both(preload_ranks.descriptors, n=2)
     for one in forked:
         more = Counter(one) - Counter(own[0])
         # Its lifeline came twice: as multiprocessing's sentinel and as rlaunch's own.
@@ -226,7 +227,7 @@ def test_an_import_that_writes_2_mb(folder: Path, tmp_path: Path) -> None:
 # --- How it ends ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["exit", "exit text", "raise", "interrupt", "kill", "segv", "term"])
+@effort.each("how", ["exit", "exit text", "raise", "interrupt", "kill", "segv", "term"], few=3)
 def test_a_forked_rank_fails_like_a_spawned_one(folder: Path, how: str) -> None:
     seen = []
     for method in BOTH:

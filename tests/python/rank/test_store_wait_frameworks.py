@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from effort import cases
+from effort import ALL, cases
 from hosts import hosts
 from launching import TALKING, environment
 
@@ -81,7 +81,7 @@ def test_no_rank_of_paddle_is_refused(how: str, tmp_path: Path) -> None:
 
 def test_without_the_wait_paddle_is_refused(tmp_path: Path) -> None:
     """So that the test above can fail."""
-    assert REFUSED in run_paddle(tmp_path, "command", RLAUNCH_STORE_WAIT="0")
+    assert REFUSED in run_paddle(tmp_path, "preload", RLAUNCH_STORE_WAIT="0")
 
 
 TORCH = f"""{HEAD}
@@ -100,7 +100,9 @@ def test_no_rank_of_torch_is_refused(waits: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TORCH)
     with hosts(1) as (host,):
         # Ranks of rlaunch.run connect to the store of the launcher, which listens before they start.
-        command = [sys.executable, "-m", "rlaunch", "--frameworks=torch", "--nproc_per_node=2", "train.py"]
+        command = [sys.executable, "-m", "rlaunch", "--frameworks=torch", "--nproc_per_node=2"]
+        command += [] if ALL else ["--preload=torch"]
+        command += ["train.py"]
         env = environment(RLAUNCH_STORE_WAIT=None if waits else "0")
         with host.run(command, cwd=tmp_path, env=env) as launcher:
             assert launcher.wait() == 0

@@ -17,8 +17,8 @@ Suite = Callable[..., pytest.RunResult]
 OTHERS = ("anyio", "hypothesispytest", "pytest_cov", "timeout", "xdist", "xdist.looponfail")
 QUICK = ("-p", "no:cacheprovider", *(word for name in OTHERS for word in ("-p", f"no:{name}")))
 
-# A new interpreter for each rank would import pytest, which takes longer than most tests. `ranks` is for tests
-# to which the start method does not matter.
+# A new interpreter for each rank would import pytest, which takes longer than most tests. `ranks` is for
+# tests to which the start method does not matter.
 HEAD = """\
 import functools, os
 import pytest

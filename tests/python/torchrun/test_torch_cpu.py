@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from launching import Place, environment
-from preloaded import python
+from preloaded import head, python
 
 # The last line: as the interpreter ends, torch 2.15 sometimes aborts with "terminate called without an active
 # exception". A thread of gloo that frees the last collective waits for the GIL then. Python ends such threads
@@ -41,7 +41,7 @@ os._exit(0)
 
 
 def test_two_ranks_train(place: Place) -> None:
-    (place.folder / "train.py").write_text(TRAIN)
+    (place.folder / "train.py").write_text(head("torch") + TRAIN)
     command = [
         *python("torch"),
         "-m",
