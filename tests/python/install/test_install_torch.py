@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import effort
 import pytest
 from environments import IN_RANKS, Environment
 from launching import free_ports, until
@@ -128,7 +129,7 @@ def test_a_notebook_launcher_runs_on_rlaunch(enabled: Environment) -> None:
 TORCHRUN = "import sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
 
 
-@pytest.mark.parametrize("module", [False, True], ids=["command", "module"])
+@effort.each("module", [False, True])
 def test_torchrun_becomes_rlaunch(enabled: Environment, module: bool) -> None:
     """Its exit status is that of the failed rank."""
     enabled.add_command("torchrun", TORCHRUN)

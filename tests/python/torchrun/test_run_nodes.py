@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hosts import Host, hosts
 from launching import Ended, await_line, until
+from preloaded import python
 from torch_launching import TELL, TorchPlace
 
 UNMET, NOT_MET, STORE_LOST, FAILED_ELSEWHERE, STOPPED_ELSEWHERE = 66, 73, 74, 76, 77
@@ -76,7 +77,7 @@ class Job:
     ) -> subprocess.Popen[bytes]:
         where = [f"--nnodes={self.nnodes}", f"--master-addr={self.master}", f"--master-port={PORT}"]
         command = [
-            sys.executable,
+            *(python("torch") if module == TORCHS else [sys.executable]),
             "-m",
             module,
             *where,
