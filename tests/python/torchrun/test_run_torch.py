@@ -40,34 +40,8 @@ def reports(folder: Path) -> list[dict[str, object]]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
-# The real images, in the place of scikit-learn, whose import takes longer than the training.
-DATA = """
-import sys
-from pathlib import Path
-import numpy
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
-
-folder = Path(sys.argv[1], "sklearn")
-folder.mkdir()
-images, labels = load_digits(return_X_y=True)
-split = train_test_split(numpy.arange(len(labels)), test_size=0.2, random_state=0, stratify=labels)
-numpy.savez(folder / "data.npz", images=images, labels=labels, first=split[0], second=split[1])
-head = f"import numpy\\ndata = numpy.load({str(folder / 'data.npz')!r})\\n"
-(folder / "__init__.py").write_text("")
-(folder / "datasets.py").write_text(
-    head + "def load_digits(return_X_y): return data['images'], data['labels']"
-)
-(folder / "model_selection.py").write_text(
-    head + "def train_test_split(*arrays, **_): return "
-    "[array[data[part]] for array in arrays for part in ('first', 'second')]"
-)
-"""
-
-
 def test_training_sees_the_losses_that_it_sees_under_torchrun(tmp_path: Path) -> None:
     seen = {}
-    ran("-c", DATA, str(tmp_path), cwd=tmp_path)
     torch_is_here = tmp_path / DIGITS.name
     torch_is_here.write_text(head("torch") + DIGITS.read_text())
     for module, interpreter in (
@@ -147,10 +121,7 @@ def test_accelerate_runs_on_it(tmp_path: Path) -> None:
     ]
     home = str(tmp_path / "home")
     done = ran(
-        *("-m", "rlaunch.torch", "accelerate", "launch", *options, "train.py"),
-        cwd=tmp_path,
-        interpreter=python("torch"),
-        HF_HOME=home,
+        "-m", "rlaunch.torch", "accelerate", "launch", *options, "train.py", cwd=tmp_path, HF_HOME=home
     )
     assert done.stdout.count("trained on 2\n") == 2
 
