@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import marked
 from job import Job
 from launchers import Launcher
-from schemas import validate
 from soak_plan import BODY, DEADLY, HOLDING, STOP, Plan, Shot
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,6 +34,11 @@ COMING = 30.0  # Seconds that ranks are waited for before the first shot; their 
 CRASH = re.compile(
     r"panicked at|PanicException|^  File \"[^\"]*/rlaunch/\w+\.py\"|^Fatal Python error", re.MULTILINE
 )
+
+
+@functools.cache
+def validator(name: str) -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator(json.loads((DOCS / f"{name}.schema.json").read_text()))
 
 
 @dataclass
@@ -260,9 +265,9 @@ class Run:
         if begun:
             try:
                 for line in (records / "events.jsonl").read_text().splitlines():
-                    validate(json.loads(line), "events")
+                    validator("events").validate(json.loads(line))
                 result = json.loads((records / "result.json").read_text())
-                validate(result, "result")
+                validator("result").validate(result)
             except (OSError, ValueError) as error:
                 yield f"(f) {type(error).__name__}: {str(error).splitlines()[0]}"
                 return

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from jobs import WAITING, Jobs, await_stacks
-from launching import await_gone, environment, until
-from schemas import validate
+from launching import await_gone, environment, until, validate
 
 QUIET = "tell('ready', os.getpid())\nawait_file('go')\n"
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from hosts import hosts
 from jobs import Jobs
-from launching import ATTEMPT, await_gone, await_line, until
-from schemas import validate
+from launching import ATTEMPT, await_gone, await_line, until, validate
 
 ATTEMPTS = ATTEMPT + "tell('ready', os.getpid())\nawait_file('go')\n"
 

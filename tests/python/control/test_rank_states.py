@@ -11,9 +11,8 @@ from typing import Any
 import psutil
 import pytest
 from jobs import Jobs
-from launching import free_ports, until
+from launching import free_ports, until, validate
 from nvml import Driver
-from schemas import validate
 
 QUIET = "print('ready', flush=True)\ntell('ready', os.getpid())\nsleep()\n"
 

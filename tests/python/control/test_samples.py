@@ -13,11 +13,10 @@ from typing import Any
 import psutil
 import pytest
 from jobs import Jobs
-from launching import supervisor_of, until
+from launching import supervisor_of, until, validate
 from nvml import Driver
 from prometheus_client.parser import text_string_to_metric_families
 from run_records import Page, Records
-from schemas import validate
 
 QUIET = "print('ready', flush=True)\ntell('ready', os.getpid())\nawait_file('go')\n"
 BUSY = "tell('ready', os.getpid())\nwhile rank == 1 and not os.path.exists('go'): pass\nawait_file('go')\n"

@@ -14,8 +14,7 @@ import pytest
 from effort import each
 from elastic_jobs import FAILED_ELSEWHERE, NODE_LOST, PADDLE, TORCH, Backend, Job, Node
 from hosts import Host, hosts
-from launching import LIMIT, environment, until
-from schemas import validate
+from launching import LIMIT, environment, until, validate
 
 # Rank 1 fails as often as its argument says, once all have begun; the others run on until they may end.
 FAIL = """

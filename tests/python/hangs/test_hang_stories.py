@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from effort import FULL
-from launching import Place, environment, until
-from schemas import validate
+from launching import Place, environment, until, validate
 
 STORIES = Path(__file__).with_name("stories")
 TIMEOUT = 2

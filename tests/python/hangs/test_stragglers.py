@@ -8,8 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from launching import Place, environment, until
-from schemas import validate
+from launching import Place, environment, until, validate
 
 # Rank 1 has no more data, and the others wait for it.
 LEFT_ALONE = "tell('ready', os.getpid())\nsys.exit() if rank == 1 else sleep()\n"

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import Place, environment, until
-from schemas import validate
+from launching import Place, environment, until, validate
 
 # A thread that is no daemon keeps the process alive after its main program has failed.
 STUCK = """

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import await_gone, await_none_marked, free_ports, gone, marked, supervisor_of, until
+from launching import await_gone, await_none_marked, free_ports, gone, marked, supervisor_of, until, validate
 from preload_jobs import PADDLE, TORCH, Job, lines_of
-from schemas import validate
 from torch_launching import ESCAPED
 
 START_FAILED = 71

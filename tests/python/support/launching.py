@@ -16,11 +16,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+import jsonschema_rs
 import preloaded
 import psutil
+from paths import ROOT
 from processes import await_exit
 
 LIMIT = 80.0
@@ -390,3 +393,21 @@ def free_ports(count: int) -> int:
             for port in own[at : at + count]:
                 held.enter_context(socket.create_server(("", port), family=socket.AF_INET))
             return own[at]
+
+
+Invalid = jsonschema_rs.ValidationError
+
+
+@cache
+def validator(name: str, kind: str = "") -> jsonschema_rs.Draft202012Validator:
+    """That of ``docs/NAME.schema.json``, or of one of its ``$defs``. The schema itself is checked too."""
+    schema = json.loads((ROOT / f"docs/{name}.schema.json").read_text())
+    if kind:
+        schema["oneOf"] = [{"$ref": f"#/$defs/{kind}"}]
+    jsonschema_rs.meta.validate(schema)
+    return jsonschema_rs.Draft202012Validator(schema, validate_formats=False)
+
+
+def validate(value: Any, name: str, kind: str = "") -> None:
+    """Raises ``Invalid`` if the value is not what the schema describes."""
+    validator(name, kind).validate(value)

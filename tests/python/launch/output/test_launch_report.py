@@ -14,9 +14,21 @@ from typing import Any
 
 import psutil
 import pytest
-from launching import ATTEMPT, LIMIT, RANK, Ended, Place, await_line, environment, gone, supervisor_of, until
+from launching import (
+    ATTEMPT,
+    LIMIT,
+    RANK,
+    Ended,
+    Invalid,
+    Place,
+    await_line,
+    environment,
+    gone,
+    supervisor_of,
+    until,
+    validate,
+)
 from paths import ROOT
-from schemas import Invalid, validate
 
 DOCS = ROOT / "docs"
 READY = "tell('ready', os.getpid())\n"
