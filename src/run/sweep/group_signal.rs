@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 
-/// The time in each second for all ranks together. Once it is spent, signals go to whole groups. On a busy machine one rank
-/// took 450 ms, nearly all of which this process did not run.
+/// The time in each second for all ranks together. Once it is spent, signals go to whole groups. On a busy machine one
+/// signal took 450 ms.
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// Sends a signal to a child or, if it leads a process group, to the members of the group. Helpers in it do not receive a

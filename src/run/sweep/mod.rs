@@ -45,7 +45,7 @@ pub struct Leftover {
 }
 
 /// How long the helpers of multiprocessing, which clean up after a rank, may take to end by themselves. They take
-/// milliseconds, but one that still starts on a busy machine was killed after 200 ms.
+/// milliseconds, but far longer where they have just started or the machine is busy.
 const MULTIPROCESSING_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a data loader's worker may take to remove the name of the shared memory that it is creating.

@@ -7,8 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-import effort
 import pytest
+from effort import each
 from environments import IN_RANKS, Environment
 from launching import free_ports, until
 
@@ -129,7 +129,7 @@ def test_a_notebook_launcher_runs_on_rlaunch(enabled: Environment) -> None:
 TORCHRUN = "import sys\nfrom torch.distributed.run import main\nsys.exit(main())\n"
 
 
-@effort.each("module", [False, True])
+@each("module", [pytest.param(False, id="command"), pytest.param(True, id="module")])
 def test_torchrun_becomes_rlaunch(enabled: Environment, module: bool) -> None:
     """Its exit status is that of the failed rank."""
     enabled.add_command("torchrun", TORCHRUN)

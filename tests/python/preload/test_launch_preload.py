@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import ALL
+from effort import each
 from launching import await_gone, gone, marked, supervisor_of, until
 from preload_jobs import PADDLE, TORCH, Job, lines_of
 
@@ -133,9 +133,11 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("job", "end"),
-    [(one, end) for i, end in enumerate(ENDS) for one in (FRONTENDS if ALL else (FRONTENDS[i % 2],))],
+# Any part as long as ENDS has each end once.
+@each(
+    "job, end",
+    [(FRONTENDS[(i + turn) % 2], end) for turn in range(2) for i, end in enumerate(ENDS)],
+    few=len(ENDS),
     indirect=["job"],
 )
 def test_a_forked_rank_ends_like_a_started_one(job: Job, end: str) -> None:

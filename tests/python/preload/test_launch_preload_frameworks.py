@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-import effort
 import pytest
+from effort import each
 from launching import Ended
 from preload_jobs import PADDLE, TORCH, Job, lines_of
 
@@ -44,7 +44,7 @@ BODIES = {
 FRAMEWORKS = {TORCH: "torch", PADDLE: "paddle"}
 
 
-@effort.each("frontend", BODIES)
+@each("frontend", BODIES)
 def test_ranks_of_one_import_reduce_together(tmp_path: Path, frontend: str) -> None:
     """``auto`` alone is the framework of the front end, and no reason is found against it."""
     job = Job(tmp_path, frontend)

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import effort
 import pytest
-from effort import FULL
+from effort import FULL, each
 from launching import environment
 
 # As many as there are CPUs, of which a fork keeps none; and one.
@@ -120,7 +119,10 @@ LOADED = [18.0, 66.0]  # Three times 0 + 1 + 2 + 3, and 4 + 5 + 6 + 7.
 
 
 # In `make test` ranks of torch train off a zygote in examples/pytest_suite.
-@effort.each("program, loaded", [(PADDLE, [LOADED]), (TORCH, [LOADED, LOADED])])
+@each(
+    "program, loaded",
+    [pytest.param(PADDLE, [LOADED], id="paddle"), pytest.param(TORCH, [LOADED, LOADED], id="torch")],
+)
 @pytest.mark.timeout(400)  # It imports the framework several times.
 def test_training_off_a_zygote(tmp_path: Path, program: str, loaded: Any) -> None:
     main = tmp_path / "main.py"

@@ -13,10 +13,10 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-import effort
 import preload_ranks
 import pytest
 import rlaunch
+from effort import each
 from paths import PYTHONPATH
 from preload_ranks import PRELOADED, module, script
 from rlaunch import RankError
@@ -227,7 +227,7 @@ def test_an_import_that_writes_2_mb(folder: Path, tmp_path: Path) -> None:
 # --- How it ends ------------------------------------------------------------------------------------------
 
 
-@effort.each("how", ["exit", "exit text", "raise", "interrupt", "kill", "segv", "term"], few=3)
+@each("how", ["exit", "exit text", "raise", "interrupt", "kill", "segv", "term"], few=3)
 def test_a_forked_rank_fails_like_a_spawned_one(folder: Path, how: str) -> None:
     seen = []
     for method in BOTH:

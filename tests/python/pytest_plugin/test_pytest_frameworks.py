@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import effort
+from effort import each
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 
 BEGIN = {
@@ -19,7 +19,7 @@ BEGIN = {
 }
 
 
-@effort.each("framework", BEGIN)
+@each("framework", BEGIN)
 def test_all_reduce_with(framework: str, suite: Suite) -> None:
     done = suite(
         f"""

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import effort
 import pytest
+from effort import each
 from launching import await_none_marked, until
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 from pytest_terminal import StartSession, TerminalSession, start_session_fixture  # noqa: F401
@@ -155,7 +155,7 @@ def test_a_handler_that_the_session_has_for_sigquit_stays() -> None:
     assert done.stderr.count("most recent call first") == 2
 
 
-@effort.each("options", [{}, {"preload": "json"}])
+@each("options", [pytest.param({}, id="spawn"), pytest.param({"preload": "json"}, id="zygote")])
 def test_a_rank_that_raises_keyboard_interrupt_is_named_with_its_line(
     options: dict[str, str], suite: Suite
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import effort
 import pytest
+from effort import each
 from launching import runs
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 
@@ -51,7 +51,7 @@ def test_leftovers_are_an_error_of_that_test_and_are_removed(suite: Suite) -> No
     assert not Path("/dev/shm", memory).exists()
 
 
-@effort.each("method", ["spawn", "fork", "forkserver"])
+@each("method", ["spawn", "fork", "forkserver"])
 def test_shared_memory_is_found_with_any_start_method(method: str, suite: Suite) -> None:
     """Also of the first test of all, before which no tracker runs."""
     done = suite(
@@ -112,8 +112,12 @@ GPUS = """
         assert os.environ["FLAGS_selected_gpus"] == "0"
         with open(os.path.join(os.environ["HELD"], mine), "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The other worker's has to have a chance.
-            time.sleep(0.2)
+            # The first tests of both workers run at the same time.
+            open(os.path.join(os.environ["BEGUN"], str(number)), "w").close()
+            limit = time.monotonic() + 60
+            while len(os.listdir(os.environ["BEGUN"])) < 2:
+                assert time.monotonic() < limit, "the other worker has begun no test"
+                time.sleep(0.01)
 
     @ranks(2, gpus=True)
     def test_both(rank):
@@ -133,11 +137,13 @@ def test_no_gpu_is_given_to_two_tests_at_once(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setenv("HELD", str(tmp_path))
+    for name in ("HELD", "BEGUN"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
     done = suite(GPUS, "-n", "2", "-p", "xdist")
     done.assert_outcomes(passed=6, skipped=1)
     assert "3 devices are wanted, and there are only 2" in str(done.stdout)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    assert sorted(path.name for path in (tmp_path / "HELD").iterdir()) == ["0", "1"]
 
 
 ONCE = """

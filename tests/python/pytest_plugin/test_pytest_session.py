@@ -161,7 +161,7 @@ def test_nothing_is_left_of_many_tests(
                     print(*standing, file=notes)
         """
     )
-    rounds = cases(1, 4)
+    rounds = cases(1, 4, in_ci=2)
     done = suite(
         f"""
         @pytest.mark.ranks(1)

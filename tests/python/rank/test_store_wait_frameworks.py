@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from effort import ALL, cases
+from effort import cases, each
 from hosts import hosts
 from launching import TALKING, environment
 
@@ -96,13 +96,13 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_no_rank_of_torch_is_refused(waits: bool, tmp_path: Path) -> None:
+@each("options", [(), ("--preload=torch",)])
+def test_no_rank_of_torch_is_refused(options: tuple[str, ...], waits: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TORCH)
     with hosts(1) as (host,):
         # Ranks of rlaunch.run connect to the store of the launcher, which listens before they start.
         command = [sys.executable, "-m", "rlaunch", "--frameworks=torch", "--nproc_per_node=2"]
-        command += [] if ALL else ["--preload=torch"]
-        command += ["train.py"]
+        command += [*options, "train.py"]
         env = environment(RLAUNCH_STORE_WAIT=None if waits else "0")
         with host.run(command, cwd=tmp_path, env=env) as launcher:
             assert launcher.wait() == 0

@@ -198,8 +198,11 @@ class RankSession:
         config.workerinput = task.worker
         config.workeroutput = {}
         os.chdir(task.cwd)
-        # The timer of faulthandler_timeout is a thread, for whose end a forked process would wait forever.
-        for name in (*_PARENT_PLUGINS, *["faulthandler"] * task.is_forked):
+        unwanted = list(_PARENT_PLUGINS)
+        if task.is_forked:
+            # The timer of faulthandler_timeout is a thread, for whose end a fork would wait forever.
+            unwanted.append("faulthandler")
+        for name in unwanted:
             plugin = config.pluginmanager.get_plugin(name)
             if plugin is not None:
                 config.pluginmanager.unregister(plugin)

@@ -68,6 +68,7 @@ signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 if rank == 0:
     os.mkfifo("never")
     subprocess.Popen({TRACKER!r}, process_group=0)
+    subprocess.Popen(["sleep", "1000"], process_group=0)
 tell("ready", os.getpid())
 await_file(f"end-{{rank}}")
 """
@@ -80,7 +81,7 @@ def test_a_forwarded_signal_during_the_sweep_after_a_rank_leaves_nothing_behind(
     journal = place.folder / "log/rlaunch/events.jsonl"
     with place.start("--nproc_per_node=2", "train.py", env=environment(MARK=mark)) as launcher:
         place.ready(2)
-        assert len(marked(mark)) == 4 + 1
+        assert len(marked(mark)) == 4 + 2
         (place.folder / "end-0").touch()
 
         def is_swept() -> bool:
@@ -88,10 +89,12 @@ def test_a_forwarded_signal_during_the_sweep_after_a_rank_leaves_nothing_behind(
             return "rank_ended" in journal.read_text()
 
         until(is_swept, "the sweep after rank 0")
-        # The sweep of the job ends what has more time than the sweep after a rank.
+        # The launcher's two processes, rank 1 and the tracker, which has more time than this sweep.
+        assert len(marked(mark)) == 4
         (place.folder / "end-1").touch()
         ended = Place.wait(launcher)
     assert (ended.status, marked(mark)) == (0, []), ended.stderr
+    assert "swept 1 leftover process of rank 0 (sleep)" in ended.stderr
     assert "swept 1 leftover process of the job (sh)" in ended.stderr
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import effort
 import pytest
+from effort import each
 from pytest_suites import QUICK, Suite, suite_fixture  # noqa: F401
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def read_data(folder: Path) -> tuple[CoverageData, str]:
     return data, str(folder / "words.py")
 
 
-@effort.each("method, preload", [("spawn", None), ("fork", None), ("zygote", "json")])
+@each("method, preload", [("spawn", None), ("fork", None), ("zygote", "json")])
 def test_lines_and_branches_of_all_ranks_are_seen(
     method: str, preload: str | None, suite: Suite, pytester: pytest.Pytester
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from effort import FULL, cases
 from launching import await_none_marked, environment
 
-COUNT = cases(10, 22)
+COUNT = cases(10, 22, in_ci=22)
 SUITE = """
 import os
 import socket
