@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import endings
-import pytest
-from effort import FULL
+from effort import FULL, each
 
-# In `make test`, the strategy of which torch's helper removes the memory, each ending under one command line.
+# But for `make test-full`, the strategy of which torch's helper removes the memory: each ending under one
+# command line.
 KINDS = [kind for kind in endings.KINDS if FULL or kind[0] == "file_system"]
 
 
-@pytest.mark.parametrize(("strategy", "ending"), KINDS)
+@each("strategy, ending", KINDS)
 def test_nothing_is_left_in_shared_memory(strategy: str, ending: str, tmp_path: Path) -> None:
     launcher = endings.OURS[KINDS.index((strategy, ending)) % 2]
     ended = endings.end_one(launcher, strategy, ending, tmp_path)
