@@ -13,9 +13,10 @@ import pytest
 from effort import cases
 from launching import environment, free_ports
 from oracle import SEED, Oracle
+from preloaded import head
 
 PARTS = cases(2, 5)
-CASES = 50 * PARTS
+CASES = cases(30, 50) * PARTS
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.2.3", "192.168.7.8", "node-a.example", "node-b.example"]
 # Named differently on purpose (docs/differences.md), of one run alone, or set by importing paddle, which
 # the oracle has done before.
@@ -95,13 +96,16 @@ def test_ten_thousand_endpoints_reach_the_real_reader(tmp_path: Any) -> None:
     """Longer than any variable may be: ParallelEnv reads them from the backup file."""
     hosts = [f"10.{n // 250}.{n % 250}.1" for n in range(1, 5000)]
     script = tmp_path / "read.py"
-    script.write_text("""
+    script.write_text(
+        head("paddle")
+        + """
 import os
 from paddle.distributed import ParallelEnv
 env = ParallelEnv()
 assert "PADDLE_TRAINER_ENDPOINTS" not in os.environ
 print("read", len(env.trainer_endpoints), env.trainer_endpoints[env.rank] == env.current_endpoint, env.rank)
-""")
+"""
+    )
     argv = [f"--ips={','.join(['10.200.0.1', *hosts])}", "--host=10.200.0.1", "--nproc_per_node=2"]
     argv.append(f"--start_port={free_ports(2)}")
     command = [sys.executable, "-m", "rlaunch", *argv, "--console_ranks=all", str(script)]

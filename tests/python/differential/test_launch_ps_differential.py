@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import cases
+from effort import cases, each
 from launching import LIMIT, Place, environment, free_ports, until
 from oracle import SEED, Oracle
 from preloaded import python
@@ -255,7 +255,7 @@ def nodes_that_find_each_other(draw: Draw) -> tuple[list[list[str]], bool, dict[
     return nodes, numbered, environ
 
 
-@pytest.mark.parametrize("case", range(cases(8, 60)))
+@pytest.mark.parametrize("case", range(cases(4, 60)))
 def test_nodes_that_find_each_other_tell_their_processes_the_same(tmp_path: Path, case: int) -> None:
     nodes, numbered, environ = nodes_that_find_each_other(Draw(f"{SEED} nodes {case}", NODES))
     ours = launched_nodes(tmp_path / "ours", [[*RLAUNCH, *node] for node in nodes], environ)
@@ -271,7 +271,7 @@ def test_nodes_that_find_each_other_tell_their_processes_the_same(tmp_path: Path
 
 
 @pytest.mark.parametrize("first", ["rlaunch", "paddle"])
-@pytest.mark.parametrize("numbered", [False, True])
+@each("numbered", [False, True])
 def test_nodes_of_both_launchers_find_each_other(tmp_path: Path, first: str, numbered: bool) -> None:
     """`first` serves the master; with numbers it is the second node."""
     port = free_ports(1)
