@@ -313,7 +313,7 @@ def masked(seen: dict[str, Any]) -> dict[str, str]:
 
 
 @each(
-    ("options", "variables"),
+    "options, variables",
     [
         (["--nproc_per_node", "2"], {"OMP_NUM_THREADS": " 03"}),
         (["--gpus=6,7", "--log_level=INFO"], {**FOUR, "PADDLE_JOB_ID": "j"}),
@@ -386,14 +386,15 @@ print(json.dumps([actions, {k: v[0] for k, v in args_envs.env_args_mapping.items
 
 
 def test_real_ranks_on_the_cpu_reduce(place: Place) -> None:
-    place.script("""
+    body = """
         import paddle
         import paddle.distributed as dist
         dist.init_parallel_env()
         number = paddle.to_tensor([float(rank + 1)])
         dist.all_reduce(number)
         print("sum", number.item(), dist.get_world_size())
-    """)
+    """
+    place.script(body, framework="paddle")
     ended = place.run("--nproc_per_node=2", "train.py")
     assert ended.status == 0, ended.stdout
     for rank in range(2):
