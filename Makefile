@@ -9,6 +9,9 @@ UV_INSTALL = $(if $(UV_DEFAULT_INDEX),,$(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX='$
 INSTALL = $(UV_INSTALL) --python $(BIN)/python
 # rustdoc would look for make's jobserver.
 CARGO := env -u MAKEFLAGS cargo
+# Clippy compiles the project's own crate for the tests, so that its lints cost no build of their own: `cargo clippy` would check the
+# crate, and all dependencies, once more, for 140 seconds of CPU. It gives its compiler the arguments in this variable too.
+LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 .DEFAULT_GOAL := help
 # Thousands of test processes import the same files, so their bytecode is kept even where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,7 +26,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py tests/python/test_prose.py
-.PHONY: help docs site site-version demo check check-python check-stub test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
+.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -104,7 +107,7 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 # longer.
 $(VENV)/built-debug: $(VENV)/installed $(SOURCES)
 	rm -f $(VENV)/built
-	$(BIN)/maturin develop --locked --quiet --features test-hooks
+	$(LINTED) $(BIN)/maturin develop --locked --quiet --features test-hooks
 	touch $@
 
 docs: site $(VENV)/browser
@@ -124,11 +127,11 @@ site-version: $(VENV)/docs
 demo: $(VENV)/built
 	$(BIN)/python examples/digits/demo.py
 
-# Rust is checked while packages are installed; one cargo works at a time. Then the Python tests have the machine for
-# themselves.
+# Rust is built while packages are installed; one cargo works at a time. Then the Python tests have the machine for themselves.
 test:
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/torch check-python site $(VENV)/built-debug test-rust
-	@$(MAKE) --no-print-directory check-stub test-python
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/built-debug $(VENV)/torch check-python site \
+		$(VENV)/pytest-8 $(VENV)/pytest-9 test-rust check-stub check-tests
+	@$(MAKE) --no-print-directory test-python
 
 # More random cases (Hypothesis, the differential tests, the property tests and the histories in Rust), then the soak.
 test-full: export RLAUNCH_TEST_FULL := 1
@@ -177,23 +180,24 @@ test-ecosystem: $(VENV)/built-debug $(ECOSYSTEM_ENV)/installed
 
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch check-python
-	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --lib
-	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --test it -- --test-threads=$(WORKERS) --skip rendezvous:: --skip process::
+	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(LINTED) $(CARGO) test --quiet --locked --lib
+	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(LINTED) $(CARGO) test --quiet --locked --test it -- --test-threads=$(WORKERS) --skip rendezvous:: --skip process::
 	@$(MAKE) --no-print-directory check-stub
 	RLAUNCH_SEED=1 $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS) --dist=worksteal $(SMOKE)
 
 lint: lint-rust check-python check-stub
+	$(LINTED) $(CARGO) test --quiet --locked --no-run
 
+# The lints of what the tests need come with its builds. CI checks the crate without etcd too.
 lint-rust:
 	$(CARGO) fmt --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
-	$(CARGO) clippy --quiet --all-targets --features test-hooks --locked -- -D warnings
-	$(CARGO) clippy --quiet --no-default-features --locked -- -D warnings
+	$(if $(filter-out 0,$(RLAUNCH_TEST_ALL)),$(LINTED) $(CARGO) check --quiet --no-default-features --locked)
 
 # The etcd server of the tests is among the installed packages. Random cases are drawn by one seed, so that a failure comes
 # from the change; `cargo test` draws new ones each time.
 test-rust: $(VENV)/installed
-	PROPTEST_RNG_SEED=1 $(CARGO) test --locked -- --test-threads=$(WORKERS)
+	PROPTEST_RNG_SEED=1 $(LINTED) $(CARGO) test --locked -- --test-threads=$(WORKERS)
 
 # Style, imports and types of the Python package.
 check-python: $(VENV)/torch
@@ -204,6 +208,10 @@ check-python: $(VENV)/torch
 
 check-stub: $(VENV)/built-debug
 	$(BIN)/python -m mypy.stubtest rlaunch._lib
+
+# That all tests can be imported; and pytest keeps their bytecode. Else each worker would compile them all, for 3 seconds of CPU.
+check-tests: $(VENV)/built-debug $(VENV)/torch
+	$(BIN)/python -m pytest --collect-only --quiet --quiet >target/collected || { cat target/collected; exit 1; }
 
 # RLAUNCH_SEED=7 draws other random cases; `python -m pytest` draws new ones each time.
 test-python: $(VENV)/built-debug $(VENV)/torch $(VENV)/pytest-8 $(VENV)/pytest-9
