@@ -28,7 +28,12 @@ if __name__ == "__main__":
     context = rlaunch.spawn(barrier, (folder,), nprocs=2, join=False, start_method=sys.argv[2])
     while len(list(folder.glob("ready.*"))) < 2:
         time.sleep(0.01)
-    print(context.stacks())
+    # A rank may still be inside touch().
+    for _ in range(200):
+        text = context.stacks()
+        if text.startswith("ranks 0, 1 (2 of 2): in barrier"):
+            break
+    print(text)
     (folder / "go").touch()
     context.join()
 """

@@ -193,14 +193,13 @@ def test_the_store_is_there_until_the_last_has_ended(place: TorchPlace, three: l
     assert place.text("asked.1") == "77"
 
 
-def test_a_waiting_node_names_the_missing_nodes_and_gives_up_in_time(
-    place: TorchPlace, three: list[Host]
-) -> None:
+def test_a_waiting_node_names_the_missing_nodes_and_gives_up(place: TorchPlace, three: list[Host]) -> None:
     script = place.script("tell('ran')")
     with Job(place, three[:2], nnodes=4) as job:
+        # Ready before node 0's time begins.
+        await_line(job.node(1, "--rdzv-conf=timeout=30", script).stderr, b"waiting for node 0's store")
         job.node(0, "--rdzv-conf=timeout=3", script)
-        job.node(1, "--rdzv-conf=timeout=30", script)
-        zero, one = job.ends()
+        one, zero = job.ends()
     assert (zero.status, one.status) == (NOT_MET, NOT_MET)
     assert "rlaunch: waiting for nodes 2 and 3; here: nodes 0 and 1; " in zero.stderr
     assert "rlaunch: waiting for nodes 2 and 3; " in one.stderr

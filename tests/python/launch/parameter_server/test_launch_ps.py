@@ -186,7 +186,9 @@ def test_options_without_effect_here_are_named(place: Place) -> None:
 
 
 def test_workers_get_the_visible_devices_in_turn(place: Place) -> None:
-    script(place, 'tell("device", os.environ.get("CUDA_VISIBLE_DEVICES"))')
+    tells = 'tell("device", os.environ.get("CUDA_VISIBLE_DEVICES"))\n'
+    # The server is ended once the workers have ended.
+    script(place, tells + 'await_file("device.PSERVER.0")')
     env = environment(CUDA_VISIBLE_DEVICES="4,5")
     assert place.run("--server_num=1", "--worker_num=3", "train.py", env=env).status == 0
     devices = [place.text(f"device.{who}") for who in ("TRAINER.0", "TRAINER.1", "TRAINER.2", "PSERVER.0")]
