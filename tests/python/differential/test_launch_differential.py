@@ -16,7 +16,7 @@ from oracle import SEED, Oracle
 from preloaded import head
 
 PARTS = cases(2, 5)
-CASES = cases(30, 50) * PARTS
+CASES = cases(30, 50, in_ci=50) * PARTS
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.2.3", "192.168.7.8", "node-a.example", "node-b.example"]
 # Named differently on purpose (docs/differences.md), of one run alone, or set by importing paddle, which
 # the oracle has done before.

@@ -255,7 +255,7 @@ def nodes_that_find_each_other(draw: Draw) -> tuple[list[list[str]], bool, dict[
     return nodes, numbered, environ
 
 
-@pytest.mark.parametrize("case", range(cases(4, 60)))
+@pytest.mark.parametrize("case", range(cases(4, 60, in_ci=8)))
 def test_nodes_that_find_each_other_tell_their_processes_the_same(tmp_path: Path, case: int) -> None:
     nodes, numbered, environ = nodes_that_find_each_other(Draw(f"{SEED} nodes {case}", NODES))
     ours = launched_nodes(tmp_path / "ours", [[*RLAUNCH, *node] for node in nodes], environ)

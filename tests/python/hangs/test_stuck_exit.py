@@ -77,7 +77,7 @@ def test_a_rank_that_still_works_is_left_alone(place: Place) -> None:
         place.ready(0)
         until(lambda: "saving.1" in place.names(), "rank 1")
         with pytest.raises(subprocess.TimeoutExpired):
-            launcher.wait(timeout=1.2)
+            launcher.wait(timeout=2)
         (place.folder / "saved").touch()
         ended = place.wait(launcher)
     assert ended.status == 1, ended.stderr
