@@ -69,9 +69,15 @@ pub fn after_rank(
         }
         there.retain(|pid| !was_killed(*pid, &all, &found) && !late.contains(pid));
         there.retain(|pid| !(end.killed && all.get(*pid).is_some_and(|stat| stat.group == end.pid)));
+        let is_last = since(begun) >= limit;
+        let in_group = |pid: &i32| all.get(*pid).is_some_and(|stat| stat.group == end.pid);
+        // Reaping kills the rank's group: a helper in it has no more time than this sweep, and is named.
+        let (doomed, mut there): (BTreeSet<i32>, BTreeSet<i32>) =
+            there.into_iter().partition(|pid| is_last && in_group(pid));
         spare_helpers(&budget.reader, &mut there, &all, begun);
+        there.extend(doomed);
         kill(&there, &all, &mut found);
-        if since(begun) >= limit {
+        if is_last {
             break;
         }
         if !again {

@@ -45,7 +45,8 @@ pub struct Leftover {
 }
 
 /// How long the helpers of multiprocessing, which clean up after a rank, may take to end by themselves. They take
-/// milliseconds, but far longer where they have just started or the machine is busy.
+/// milliseconds, but far longer where they have just started or the machine is busy. After a rank, those in its process group
+/// have the time of its sweep at most, because they die with the group.
 const MULTIPROCESSING_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a data loader's worker may take to remove the name of the shared memory that it is creating.

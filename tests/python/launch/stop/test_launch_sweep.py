@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 
+import psutil
 import pytest
 from launching import ATTEMPT, Place, environment, marked, until
 
@@ -46,7 +47,8 @@ def test_what_a_sweep_has_killed_is_named_in_a_shortage(place: Place, mark: str,
     env = environment(MARK=mark, LD_PRELOAD=str(library))
     with place.start("--nproc_per_node=2", "train.py", env=env) as launcher:
         place.ready(2)
-        until(lambda: len(marked(mark)) == 4 + 2, "what rank 0 leaves")
+        # The shell, and its child once that is `sleep`.
+        until(lambda: "sleep" in [psutil.Process(pid).name() for pid in marked(mark)], "what rank 0 leaves")
         (place.folder / shortage).touch()
         (place.folder / "end-0").touch()
         until(lambda: "rank_ended" in journal.read_text(), "the sweep after rank 0")
@@ -59,7 +61,7 @@ def test_what_a_sweep_has_killed_is_named_in_a_shortage(place: Place, mark: str,
     assert ended.stderr.count(SAID) == (shortage == "no-list")
 
 
-# A process with the command line of multiprocessing's resource tracker, which gets 1 s to end by itself.
+# A process with the command line of multiprocessing's resource tracker, which gets time to end by itself.
 TRACKER = ["sh", "-c", 'trap "" HUP TERM INT; read line <> never', "resource_tracker import main"]
 
 LEAVES = f"""
@@ -68,6 +70,7 @@ signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 if rank == 0:
     os.mkfifo("never")
     subprocess.Popen({TRACKER!r}, process_group=0)
+    subprocess.Popen({TRACKER!r})
     subprocess.Popen(["sleep", "1000"], process_group=0)
 tell("ready", os.getpid())
 await_file(f"end-{{rank}}")
@@ -81,7 +84,7 @@ def test_a_forwarded_signal_during_the_sweep_after_a_rank_leaves_nothing_behind(
     journal = place.folder / "log/rlaunch/events.jsonl"
     with place.start("--nproc_per_node=2", "train.py", env=environment(MARK=mark)) as launcher:
         place.ready(2)
-        assert len(marked(mark)) == 4 + 2
+        assert len(marked(mark)) == 4 + 3
         (place.folder / "end-0").touch()
 
         def is_swept() -> bool:
@@ -89,12 +92,12 @@ def test_a_forwarded_signal_during_the_sweep_after_a_rank_leaves_nothing_behind(
             return "rank_ended" in journal.read_text()
 
         until(is_swept, "the sweep after rank 0")
-        # The launcher's two processes, rank 1 and the tracker, which has more time than this sweep.
+        # The launcher's two processes, rank 1, and the tracker outside the rank's group, which has more time.
         assert len(marked(mark)) == 4
         (place.folder / "end-1").touch()
         ended = Place.wait(launcher)
     assert (ended.status, marked(mark)) == (0, []), ended.stderr
-    assert "swept 1 leftover process of rank 0 (sleep)" in ended.stderr
+    assert "swept 2 leftover processes of rank 0 (sh, sleep)" in ended.stderr
     assert "swept 1 leftover process of the job (sh)" in ended.stderr
 
 
