@@ -26,12 +26,12 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py tests/python/test_prose.py
-.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
+.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust lint-all test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make check   format, lints, types, Rust unit tests and invariants, a Python smoke selection"
-	@echo "make test    lints, types, all Rust and Python tests; CI adds the other values of some parameters"
+	@echo "make test    lints, types, Rust and Python tests; RLAUNCH_TEST_ALL=1, as in CI: with more values of some parameters"
 	@echo "make test-full  the same with many more random cases, and the soak"
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
 	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
@@ -106,6 +106,8 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 # Unoptimized, for the tests: built in seconds after a change, where an optimized one takes minutes. Each launch takes 4 ms
 # longer.
 $(VENV)/built-debug: $(VENV)/installed $(SOURCES)
+	@command -v clippy-driver >/dev/null || { echo "make: clippy is missing; install it (rustup component add clippy)," \
+		"or build without its lints: make LINTED= $@" >&2; exit 1; }
 	rm -f $(VENV)/built
 	$(LINTED) $(BIN)/maturin develop --locked --quiet --features test-hooks
 	touch $@
@@ -185,14 +187,17 @@ check: lint-rust $(VENV)/torch check-python
 	@$(MAKE) --no-print-directory check-stub
 	RLAUNCH_SEED=1 $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS) --dist=worksteal $(SMOKE)
 
-lint: lint-rust check-python check-stub
-	$(LINTED) $(CARGO) test --quiet --locked --no-run
+lint: lint-rust lint-all check-python check-stub
 
-# The lints of what the tests need come with its builds. CI checks the crate without etcd too.
-lint-rust:
+# What the tests need is linted while it is built.
+lint-rust: $(if $(filter-out 0,$(RLAUNCH_TEST_ALL) $(RLAUNCH_TEST_FULL)),lint-all)
 	$(CARGO) fmt --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
-	$(if $(filter-out 0,$(RLAUNCH_TEST_ALL)),$(LINTED) $(CARGO) check --quiet --no-default-features --locked)
+
+# The benches, and the crate without etcd, too.
+lint-all:
+	$(LINTED) $(CARGO) check --quiet --all-targets --features test-hooks --locked
+	$(LINTED) $(CARGO) check --quiet --no-default-features --locked
 
 # The etcd server of the tests is among the installed packages. Random cases are drawn by one seed, so that a failure comes
 # from the change; `cargo test` draws new ones each time.
@@ -211,6 +216,7 @@ check-stub: $(VENV)/built-debug
 
 # That all tests can be imported; and pytest keeps their bytecode. Else each worker would compile them all, for 3 seconds of CPU.
 check-tests: $(VENV)/built-debug $(VENV)/torch
+	mkdir -p target
 	$(BIN)/python -m pytest --collect-only --quiet --quiet >target/collected || { cat target/collected; exit 1; }
 
 # RLAUNCH_SEED=7 draws other random cases; `python -m pytest` draws new ones each time.

@@ -1,5 +1,5 @@
-"""How many cases the tests run: few in `make test`, all values of all parameters in CI (RLAUNCH_TEST_ALL=1),
-and many random cases too in `make test-full` (RLAUNCH_TEST_FULL=1)."""
+"""How many cases the tests run: few in `make test`, more in CI (RLAUNCH_TEST_ALL=1), and the most in
+`make test-full` (RLAUNCH_TEST_FULL=1)."""
 
 from __future__ import annotations
 
