@@ -64,7 +64,6 @@ class Hold:
     until: float | None = None
 
 
-@functools.cache
 def no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -37,18 +37,28 @@ class TerminalSession:
 
     def until(self, word: str) -> str:
         """The output up to this word, which is not returned again."""
-        limit = time.monotonic() + 60
+        begun = time.monotonic()
         while word.encode() not in self._said:
-            ready, _, _ = select.select([self._terminal], [], [], max(0.0, limit - time.monotonic()))
-            more = b""
-            with contextlib.suppress(OSError):  # Its end.
-                more = os.read(self._terminal, 65536) if ready else b""
+            more = self._read(begun + 60)
             if not more:
+                seconds = time.monotonic() - begun
                 waits = "\n".join(map(self._describe, [self.pid, *children(self.pid)]))
-                raise AssertionError(f"no {word!r} in\n{self._said.decode()}\nThe processes:\n{waits}")
+                os.kill(self.pid, signal.SIGABRT)  # Its faulthandler writes where it is.
+                while more := self._read(time.monotonic() + 5):
+                    self._said += more
+                raise AssertionError(
+                    f"no {word!r} within {seconds:.1f} s in\n{self._said.decode()}\nThe processes:\n{waits}"
+                )
             self._said += more
         before, _, self._said = self._said.partition(word.encode())
         return before.decode()
+
+    def _read(self, limit: float) -> bytes:
+        """What it writes next; nothing at its end, or at this time of `time.monotonic`."""
+        ready, _, _ = select.select([self._terminal], [], [], max(0.0, limit - time.monotonic()))
+        with contextlib.suppress(OSError):  # Its end.
+            return os.read(self._terminal, 65536) if ready else b""
+        return b""
 
     @staticmethod
     def _describe(pid: int) -> str:

@@ -198,13 +198,13 @@ def test_a_waiting_node_names_the_missing_nodes_and_gives_up(place: TorchPlace, 
     with Job(place, three[:2], nnodes=4) as job:
         # Ready before node 0's time begins.
         await_line(job.node(1, "--rdzv-conf=timeout=30", script).stderr, b"waiting for node 0's store")
-        job.node(0, "--rdzv-conf=timeout=3", script)
+        job.node(0, "--rdzv-conf=timeout=8", script)
         one, zero = job.ends()
     assert (zero.status, one.status) == (NOT_MET, NOT_MET)
     assert "rlaunch: waiting for nodes 2 and 3; here: nodes 0 and 1; " in zero.stderr
     assert "rlaunch: waiting for nodes 2 and 3; " in one.stderr
     (line,) = zero.error_lines()
-    assert "nodes 2 and 3 did not come within 3 s" in line
+    assert "nodes 2 and 3 did not come within 8 s" in line
     (line,) = one.error_lines()
     assert "node 0 has given up: nodes 2 and 3 did not come" in line
     assert not {name for name in place.names() if name.startswith(("log", "ran"))}
