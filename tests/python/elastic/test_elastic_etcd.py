@@ -67,7 +67,7 @@ def test_two_hosts_train(tmp_path: Path, made: MultiHost, etcd: Etcd, module: st
         check_training(job, 2)
 
 
-@each("module, how", [(PADDLE, "killed"), (TORCH, "stopped")])
+@pytest.mark.parametrize(("module", "how"), [(PADDLE, "killed"), (TORCH, "stopped")])
 def test_two_become_four_and_two_again(
     tmp_path: Path, made: MultiHost, etcd: Etcd, module: str, how: str
 ) -> None:

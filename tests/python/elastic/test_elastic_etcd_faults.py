@@ -73,7 +73,7 @@ def check_goes_on(job: Job, nodes: list[Node]) -> None:
     assert job.check_one_world() == {1: 2}
 
 
-@each("how", ["killed", "paused", "unplugged"], few=2)
+@pytest.mark.parametrize("how", ["killed", "paused", "unplugged"])
 def test_ranks_run_on_without_etcd(tmp_path: Path, made: MultiHost, own: Etcd, how: str) -> None:
     with Job(tmp_path, made.on, made.at(own)) as job:
         nodes = both(job)
@@ -104,7 +104,7 @@ def test_ranks_run_on_without_etcd(tmp_path: Path, made: MultiHost, own: Etcd, h
         assert own.keys("/rlaunch/") == []
 
 
-@each("how", ["moved", "killed"])
+@pytest.mark.parametrize("how", ["moved", "killed"])
 def test_ranks_run_on_when_a_clusters_leader_goes(tmp_path: Path, made: MultiHost, how: str) -> None:
     with made.cluster(tmp_path / "etcd") as cluster, Job(tmp_path, made.on, made.at(cluster)) as job:
         nodes = both(job)

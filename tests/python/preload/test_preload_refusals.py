@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import psutil
 import pytest
 import ranks
 import rlaunch
+from effort import ALL
 from preload_ranks import module
 from rlaunch import ZygoteError
 from rlaunch._preload import child, fork_safety, registry
@@ -130,16 +132,27 @@ def product() -> float:
     return float((numpy.ones((500, 500)) @ numpy.ones((500, 500)))[0, 0])
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="no region without a second CPU")
-def test_an_openmp_region_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the library that torch brings with it, or the system's."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+def region_by_torch() -> str:
+    return "import torch\ntorch.set_num_threads(2)\nx = torch.ones(400_000).exp().sum()"
+
+
+def region_by_its_library() -> str:
+    """By the library that torch brings with it, or the system's, without an import of torch."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
     library = next((str(path) for path in Path(spec.origin).parent.glob("lib/libgomp*")), "libgomp.so.1")
     region = "ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None), None, 2, 0"
-    error = refused(folder, f"import ctypes\nctypes.CDLL({library!r}).GOMP_parallel({region})")
+    return f"import ctypes\nctypes.CDLL({library!r}).GOMP_parallel({region})"
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="no region without a second CPU")
+@pytest.mark.parametrize("region", [region_by_its_library, *([region_by_torch] if ALL else [])])
+def test_an_openmp_region_is_refused(
+    region: Callable[[], str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    error = refused(folder, region())
     assert "importing tried has run an OpenMP region, whose " in str(error)
 
 

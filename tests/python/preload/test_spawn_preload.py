@@ -16,7 +16,7 @@ from typing import Any
 import preload_ranks
 import pytest
 import rlaunch
-from effort import each
+from effort import cases
 from paths import PYTHONPATH
 from preload_ranks import PRELOADED, module, script
 from rlaunch import RankError
@@ -137,7 +137,7 @@ def test_the_import_sees_no_arguments_of_the_zygote(folder: Path) -> None:
 
 
 def test_a_rank_holds_nothing_of_the_zygotes_nor_of_its_siblings(folder: Path) -> None:
-    own, forked = both(preload_ranks.descriptors, n=2)
+    own, forked = both(preload_ranks.descriptors, n=cases(2, 4, in_ci=4))
     for one in forked:
         more = Counter(one) - Counter(own[0])
         # Its lifeline came twice: as multiprocessing's sentinel and as rlaunch's own.
@@ -227,7 +227,7 @@ def test_an_import_that_writes_2_mb(folder: Path, tmp_path: Path) -> None:
 # --- How it ends ------------------------------------------------------------------------------------------
 
 
-@each("how", ["exit", "exit text", "raise", "interrupt", "kill", "segv", "term"], few=3)
+@pytest.mark.parametrize("how", ["exit", "exit text", "raise", "interrupt", "kill", "segv", "term"])
 def test_a_forked_rank_fails_like_a_spawned_one(folder: Path, how: str) -> None:
     seen = []
     for method in BOTH:

@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from pytest_suites import QUICK
+from effort import ALL
+from pytest_suites import OPTIONS, QUICK
 from pytest_terminal import StartSession, start_session_fixture  # noqa: F401
 
-TESTS = """
+TESTS = f"""
     import functools, os, pytest
 
-    ranks = functools.partial(pytest.mark.ranks, start_method=os.environ.get("START", "fork"))
+    ranks = functools.partial(pytest.mark.ranks, **({{}} if os.environ.get("START") else {OPTIONS}))
 
     @ranks(2)
     def test_fails(rank):
@@ -179,6 +180,8 @@ def test_a_breakpoint_without_a_terminal_fails_its_test(
 ) -> None:
     pytester.makepyfile(test_it=TESTS)
     command = [sys.executable, "-m", "pytest", *QUICK, "-k", "stops", *options]
+    if ALL:
+        command += ["-o", "ranks_preload=json"]
     # A session of its own has no terminal, whatever the tests run at.
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert f"E       Failed: breakpoint() needs a terminal, but {why}\n" in done.stdout

@@ -29,6 +29,7 @@ def test_all_reduce_with(framework: str, suite: Suite) -> None:
 {BEGIN[framework]}
             dist.all_reduce(ours)
             assert ours.item() == 3
+            assert rank.gather(ours.item()) == [3, 3]
             if "{framework}" == "torch":
                 assert [t.item() for t in rank.gather(ours)] == [3, 3]
             assert rank.rank == 0, "only rank 1 fails"

@@ -237,8 +237,8 @@ def test_kinds_of_tests_that_are_no_plain_functions(suite: Suite) -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_other_start_methods(suite: Suite, method: str) -> None:
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_start_methods(suite: Suite, method: str) -> None:
     done = suite(
         f"""
         @pytest.mark.ranks(2, start_method={method!r})

@@ -79,9 +79,10 @@ def test_no_rank_of_paddle_is_refused(how: str, tmp_path: Path) -> None:
     assert REFUSED not in run_paddle(tmp_path, how)
 
 
-def test_without_the_wait_paddle_is_refused(tmp_path: Path) -> None:
+@each("how", ["command", "preload"])
+def test_without_the_wait_paddle_is_refused(how: str, tmp_path: Path) -> None:
     """So that the test above can fail."""
-    assert REFUSED in run_paddle(tmp_path, "preload", RLAUNCH_STORE_WAIT="0")
+    assert REFUSED in run_paddle(tmp_path, how, RLAUNCH_STORE_WAIT="0")
 
 
 TORCH = f"""{HEAD}

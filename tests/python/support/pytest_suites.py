@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
+from effort import ALL
 from preloaded import python
 from spawning import JOB_VARIABLES
 
@@ -17,12 +18,13 @@ Suite = Callable[..., pytest.RunResult]
 OTHERS = ("anyio", "hypothesispytest", "pytest_cov", "timeout", "xdist", "xdist.looponfail")
 QUICK = ("-p", "no:cacheprovider", *(word for name in OTHERS for word in ("-p", f"no:{name}")))
 
-# A new interpreter for each rank would import pytest, which takes longer than most tests. `ranks` is for
-# tests to which the start method does not matter.
-HEAD = """\
+# `ranks` is for tests to which the start method does not matter. The default is a new interpreter for each
+# rank, which imports pytest: that takes longer than most tests.
+OPTIONS = {} if ALL else {"start_method": "fork"}
+HEAD = f"""\
 import functools, os
 import pytest
-ranks = functools.partial(pytest.mark.ranks, start_method="fork")
+ranks = functools.partial(pytest.mark.ranks, **{OPTIONS})
 """
 
 

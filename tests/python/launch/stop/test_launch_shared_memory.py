@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from effort import each
 from launching import LEFT_TO_A_TRACKER, Place, await_line, supervisor_of, until
 from processes import alive
 
@@ -31,7 +30,7 @@ ENDINGS = {
 }
 
 
-@each("ending", ENDINGS)
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_shared_memory_of_torch_is_removed(place: Place, ending: str) -> None:
     script = place.script(f"{SHARES}\n{ENDINGS[ending]}\n")
     ended = place.run(script)

@@ -15,6 +15,8 @@ from pytest_suites import QUICK, Suite, suite_fixture  # noqa: F401
 if TYPE_CHECKING:
     from coverage import CoverageData
 
+# A rank of the first sets up coverage anew, one of the second has it from the session.
+each_method = each("method", ["spawn", "fork"])
 CODE = """
 def word(number):
     if number == 0:
@@ -55,11 +57,12 @@ def test_lines_and_branches_of_all_ranks_are_seen(
     assert not list(pytester.path.glob("**/coverage.[0-9]*"))
 
 
-def test_a_configuration_with_parallel_files(suite: Suite, pytester: pytest.Pytester) -> None:
+@each_method
+def test_a_configuration_with_parallel_files(method: str, suite: Suite, pytester: pytest.Pytester) -> None:
     """coverage.py appends the host and the pid to the names of the ranks' files."""
     pytester.makepyfile(words=CODE)
     pytester.makefile("", **{".coveragerc": "[run]\nparallel = true\n"})
-    source = TESTS.format(method="fork", preload=None)
+    source = TESTS.format(method=method, preload=None)
     suite(source, "-p", "pytest_cov", "--cov=words", "--cov-report=json:cov.json").assert_outcomes(passed=1)
     seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
     assert seen["missing_lines"] == [6]
@@ -89,7 +92,7 @@ ENDINGS = """
 """
 
 
-@pytest.mark.parametrize(("ranks", "method"), [(1, "spawn"), (2, "fork")])
+@each("ranks, method", [(1, "spawn"), (2, "fork"), (2, "spawn")], few=2)
 def test_a_rank_that_fails_or_skips_is_measured_too(
     ranks: int, method: str, suite: Suite, pytester: pytest.Pytester
 ) -> None:
@@ -122,9 +125,12 @@ def test_each_worker_of_xdist_has_its_ranks_lines(suite: Suite, pytester: pytest
     assert (seen["missing_lines"], seen["missing_branches"]) == ([6], [[4, 6]])
 
 
-def test_lines_of_ranks_are_in_the_context_of_their_test(suite: Suite, pytester: pytest.Pytester) -> None:
+@each_method
+def test_lines_of_ranks_are_in_the_context_of_their_test(
+    method: str, suite: Suite, pytester: pytest.Pytester
+) -> None:
     pytester.makepyfile(words=CODE)
-    source = TESTS.format(method="fork", preload=None)
+    source = TESTS.format(method=method, preload=None)
     done = suite(source, "-p", "pytest_cov", "--cov=words", "--cov-context=test", "--cov-report=")
     done.assert_outcomes(passed=1)
     data, words = read_data(pytester.path)
@@ -132,20 +138,24 @@ def test_lines_of_ranks_are_in_the_context_of_their_test(suite: Suite, pytester:
     assert all("test_words" in context for line in (3, 5) for context in contexts[line]), contexts
 
 
-def test_contexts_of_the_ranks_themselves_are_kept(suite: Suite, pytester: pytest.Pytester) -> None:
+@each_method
+def test_contexts_of_the_ranks_themselves_are_kept(
+    method: str, suite: Suite, pytester: pytest.Pytester
+) -> None:
     pytester.makepyfile(words=CODE)
     pytester.makefile("", **{".coveragerc": "[run]\ndynamic_context = test_function\n"})
-    source = TESTS.format(method="fork", preload=None)
+    source = TESTS.format(method=method, preload=None)
     suite(source, "-p", "pytest_cov", "--cov=words", "--cov-report=").assert_outcomes(passed=1)
     data, words = read_data(pytester.path)
     contexts = data.contexts_by_lineno(words)
     assert "test_it.test_words" in contexts[3], contexts
 
 
-def test_under_coverage_run(pytester: pytest.Pytester) -> None:
+@each_method
+def test_under_coverage_run(method: str, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         words=CODE,
-        test_it="import pytest\n" + TESTS.format(method="fork", preload=None).replace("\n    ", "\n"),
+        test_it="import pytest\n" + TESTS.format(method=method, preload=None).replace("\n    ", "\n"),
     )
     command = [sys.executable, "-m", "coverage", "run", "--include=words.py"]
     command += ["-m", "pytest", *QUICK, "-q", "test_it.py"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from effort import each
 from launching import await_none_marked, environment
 from paths import ROOT
 
@@ -103,7 +102,7 @@ OUTCOMES = {
 
 
 @pytest.mark.timeout(400)
-@each("version, workers", [(8, 2), (9, 0)])
+@pytest.mark.parametrize(("version", "workers"), [(8, 2), (9, 0)])
 def test_all_plugins_at_once(version: int, workers: int, tmp_path: Path, mark: str) -> None:
     python = Path(sys.prefix, f"pytest-{version}", "bin", "python")
     assert python.exists(), f"run: make .venv/pytest-{version}"
