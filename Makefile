@@ -9,8 +9,8 @@ UV_INSTALL = $(if $(UV_DEFAULT_INDEX),,$(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX='$
 INSTALL = $(UV_INSTALL) --python $(BIN)/python
 # rustdoc would look for make's jobserver.
 CARGO := env -u MAKEFLAGS cargo
-# Clippy compiles the project's own crate for the tests, so that its lints cost no build of their own: `cargo clippy` would check the
-# crate, and all dependencies, once more, for 140 seconds of CPU. It gives its compiler the arguments in this variable too.
+# With LINTED, clippy-driver compiles this crate, and lints it meanwhile. `cargo clippy` beside the builds would take 140 more seconds of
+# CPU. CLIPPY_ARGS is how `cargo clippy` passes options to it, each with this mark behind it. `make LINTED= TARGET` turns the lints off.
 LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 .DEFAULT_GOAL := help
 # Thousands of test processes import the same files, so their bytecode is kept even where the environment forbids it.
@@ -31,11 +31,11 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make check   format, lints, types, Rust unit tests and invariants, a Python smoke selection"
-	@echo "make test    lints, types, Rust and Python tests; RLAUNCH_TEST_ALL=1, as in CI: with more values of some parameters"
-	@echo "make test-full  the same with many more random cases, and the soak"
+	@echo "make test    format, lints, types, the docs site, Rust and Python tests; with RLAUNCH_TEST_ALL=1 all variants, as CI runs it"
+	@echo "make test-full  all variants and many more random cases, then the soak"
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
 	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
-	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root, Debian; four minutes)"
+	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root; Debian or Ubuntu; four minutes)"
 	@echo "make test-ecosystem  accelerate, Lightning, transformers, TRL, torchmetrics, Paddle's fleet and debugpy on rlaunch (minutes)"
 	@echo "make wheels  builds the wheels of all platforms, audits them and runs them in bare systems; writes docs/wheels.md"
 	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
@@ -189,7 +189,7 @@ check: lint-rust $(VENV)/torch check-python
 
 lint: lint-rust lint-all check-python check-stub
 
-# What the tests need is linted while it is built.
+# Each build with LINTED lints what it compiles; CI lints the rest too.
 lint-rust: $(if $(filter-out 0,$(RLAUNCH_TEST_ALL) $(RLAUNCH_TEST_FULL)),lint-all)
 	$(CARGO) fmt --check
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check

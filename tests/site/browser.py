@@ -16,8 +16,6 @@ PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 800}
 
 @pytest.fixture(scope="module", name="browser")
 def browser_fixture() -> Iterator[Any]:
-    if "CI" not in os.environ:
-        pytest.importorskip("playwright")
     from playwright.sync_api import sync_playwright
 
     assert CHROMIUM is not None, "install chromium"

@@ -17,16 +17,18 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def cases(few: int, many: int, in_ci: int | None = None) -> int:
-    """One of the numbers. Without the third one, CI has as few as `make test`."""
+    """How many random cases: `few` by default, `in_ci` with RLAUNCH_TEST_ALL=1 (`few` if it is None), and
+    `many` with RLAUNCH_TEST_FULL=1."""
     if FULL:
         return many
     return in_ci if ALL and in_ci is not None else few
 
 
 def each(names: str, values: Iterable[Any], few: int = 1, **options: Any) -> Callable[[Test], Test]:
-    """As ``pytest.mark.parametrize``, but in `make test` with ``few`` of the values only.
+    """As ``pytest.mark.parametrize`` with RLAUNCH_TEST_ALL=1; else with ``few`` of the values.
 
-    Which ones follows from the test's name, so that other tests use other values, and all workers the same.
+    A hash of the test's name chooses them: different tests use different values, and all workers collect the
+    same tests.
     """
     values = list(values)
 
@@ -40,5 +42,6 @@ def each(names: str, values: Iterable[Any], few: int = 1, **options: Any) -> Cal
 
 
 def left_to_ci(test: Test) -> Test | None:
-    """A test that takes long and looks at what few changes touch: `make test` does not have it."""
+    """A test that takes long and looks at what few changes touch: collected with RLAUNCH_TEST_ALL=1 only. A
+    skip would fail in CI."""
     return test if ALL else None
