@@ -36,9 +36,15 @@ _FORK_TIMEOUT = 60.0
 # Seconds for the end of a process that has nothing left to do.
 _EXIT_TIMEOUT = 5.0
 
+
+def _escape(path: str | None) -> str:
+    """Returns a path as faulthandler writes it: in ASCII, other characters as escapes."""
+    return (path or "").encode("ascii", "backslashreplace").decode("ascii")
+
+
 # Parts of a line of faulthandler's for a frame that only imports.
 _IMPORT_FRAMES = (
-    *('"<frozen importlib', f'"{importlib.__file__}"', f'"{server.__file__}"'),
+    *('"<frozen importlib', f'"{_escape(importlib.__file__)}"', f'"{_escape(server.__file__)}"'),
     'File "<string>", line 1 in <module>',
 )
 

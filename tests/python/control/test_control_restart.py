@@ -157,7 +157,7 @@ def test_ranks_have_the_grace_period_that_the_command_gives(jobs: Jobs) -> None:
 def test_a_job_that_ends_instead(jobs: Jobs) -> None:
     # Its ranks cannot be started again.
     script = "tell('ready', os.getpid())\nos.remove('interpreter')\nawait_file('go')\n"
-    (jobs.folder / "interpreter").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (jobs.folder / "interpreter").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (jobs.folder / "interpreter").chmod(0o755)
     jobs.script(script)
     command = ("--no_python", "--nproc_per_node=1", "./interpreter", "train.py")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
-from pytest_suites import Suite, suite_fixture  # noqa: F401
+from paths import ROOT
+from pytest_suites import QUICK, Suite, suite_fixture  # noqa: F401
 
 
 def test_a_module_that_makes_a_fork_unsafe_is_reported_in_a_line(
@@ -44,18 +48,22 @@ def test_a_module_that_makes_a_fork_unsafe_is_reported_in_a_line(
     assert "direct cause" not in str(done.stdout)
 
 
-def test_a_module_whose_import_hangs_meets_the_limit_of_the_startup(
-    suite: Suite, pytester: pytest.Pytester
-) -> None:
-    pytester.makepyfile(hangs="import time\n\ndef load():\n    time.sleep(600)\n\nload()\n")
-    pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path))
-    done = suite(
-        """
+def test_a_module_whose_import_hangs_meets_the_limit_of_the_startup(pytester: pytest.Pytester) -> None:
+    """Only its own frames are shown, also if rlaunch is in a folder with a space and a non-ASCII letter."""
+    (pytester.path / "a ü").symlink_to(ROOT / "python")
+    pytester.makepyfile(
+        hangs="import time\n\ndef load():\n    time.sleep(600)\n\nload()\n",
+        test_it="""
+        import pytest
+
         @pytest.mark.ranks(2, preload="hangs", startup_timeout=5)
         def test_it():
             pass
-        """
+        """,
     )
+    path = [str(pytester.path / "a ü"), str(pytester.path)]
+    pytester._monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    done = pytester.run(sys.executable, "-m", "pytest", *QUICK, timeout=100)
     done.assert_outcomes(errors=1)
     done.stdout.fnmatch_lines(
         [
