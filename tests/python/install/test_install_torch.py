@@ -52,7 +52,9 @@ def seen(place: Environment) -> dict[str, str]:
 
 def test_accelerate_test_runs_on_rlaunch(accelerate: Environment, enabled: Environment) -> None:
     """It starts accelerate-launch as a subprocess."""
-    (enabled.site / "sitecustomize.py").write_text(IN_RANKS)
+    # Debian's Python has a sitecustomize of its own.
+    (enabled.site / "in_ranks.py").write_text(IN_RANKS)
+    (enabled.site / "zz_in_ranks.pth").write_text("import in_ranks\n")
     done = enabled.run("accelerate", "test", RLAUNCH_INSTALL="1")
     assert "Test is a success!" in done.stdout
     assert seen(enabled) == {"rank.0": "rlaunch", "rank.1": "rlaunch"}

@@ -18,6 +18,8 @@ from manifests import WITH_PODS
 from multi_host import MultiHost
 from paths import ROOT
 
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount the containers' root folders")
+
 TWO_RANKS = {"PADDLE_NPROC_PER_NODE": "2", "PET_NPROC_PER_NODE": "2"}
 # Where each rank imports a framework.
 ONE_RANK = {"PADDLE_NPROC_PER_NODE": "1", "PET_NPROC_PER_NODE": "1"}
