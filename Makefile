@@ -204,8 +204,8 @@ lint-all:
 test-rust: $(VENV)/installed
 	PROPTEST_RNG_SEED=1 $(LINTED) $(CARGO) test --locked -- --test-threads=$(WORKERS)
 
-# Style, imports and types of the Python package.
-check-python: $(VENV)/torch
+# Style, imports and types of the Python package, which import-linter finds where it is installed.
+check-python: $(VENV)/built-debug $(VENV)/torch
 	$(BIN)/ruff check python tests benches examples docs/theme
 	$(BIN)/ruff format --check python tests benches examples docs/theme
 	$(BIN)/lint-imports

@@ -71,7 +71,7 @@ pub fn after_rank(
         there.retain(|pid| !(end.killed && all.get(*pid).is_some_and(|stat| stat.group == end.pid)));
         let is_last = since(begun) >= limit;
         let in_group = |pid: &i32| all.get(*pid).is_some_and(|stat| stat.group == end.pid);
-        // Reaping kills the rank's group: a helper in it has no more time than this sweep, and is named.
+        // Reaping the rank kills its process group, so a helper in it has no time beyond this sweep. Killed here, it is named.
         let (doomed, mut there): (BTreeSet<i32>, BTreeSet<i32>) =
             there.into_iter().partition(|pid| is_last && in_group(pid));
         spare_helpers(&budget.reader, &mut there, &all, begun);

@@ -7,8 +7,8 @@ from pathlib import Path
 import endings
 from effort import FULL, each
 
-# But for `make test-full`, the strategy of which torch's helper removes the memory: each ending under one
-# command line.
+# Only `make test-full` tries other strategies than the one with which torch's helper removes the memory. Each
+# ending runs under one command line.
 KINDS = [kind for kind in endings.KINDS if FULL or kind[0] == "file_system"]
 
 

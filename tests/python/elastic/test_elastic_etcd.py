@@ -62,7 +62,7 @@ LEAVE = "os._exit(0)\n"
 @pytest.mark.parametrize(("module", "body"), [(PADDLE, TRAIN), (TORCH, DDP + LEAVE)])
 def test_two_hosts_train(tmp_path: Path, made: MultiHost, etcd: Etcd, module: str, body: str) -> None:
     with Job(tmp_path, made.on[:2], made.at(etcd)) as job:
-        framework = "torch.optim" if module == TORCH else "paddle"
+        framework = "torch" if module == TORCH else "paddle"
         job.start(job.script(body, framework=framework), module=module)
         check_training(job, 2)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from effort import ALL, each
+from effort import each
 from elastic_jobs import PADDLE, STORE_LOST, TORCH, Backend, Job
 from etcd import Etcd
 from hosts import Host, hosts
@@ -25,8 +25,6 @@ if node == "1":
     sys.exit(7)
 live_until("finish")
 """
-# Else each rank of each round imports torch, for 2 s of CPU.
-PRELOADED = ["--preload=torch"]
 # Each rank waits for the others before its first step.
 WAITS = """
 import torch.distributed as dist
@@ -142,9 +140,9 @@ def test_a_newcomer_whose_ranks_hang_at_their_start_is_excluded(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
     with Job(tmp_path, two, backend, "1:2") as job:
-        check_hanging(job, module, *PRELOADED)
+        check_hanging(job, module, "--preload=torch")
 
 
 def test_a_newcomer_whose_ranks_hang_is_excluded_at_etcd(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
     with Job(tmp_path, made.on, made.at(etcd), "1:2") as job:
-        check_hanging(job, TORCH, *([] if ALL else PRELOADED))
+        check_hanging(job, TORCH)

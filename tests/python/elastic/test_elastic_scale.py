@@ -159,9 +159,9 @@ def test_two_become_four_and_two_again(
 def test_torch_learns_the_same_with_one_two_and_one(
     tmp_path: Path, four: list[Host], backend: Backend
 ) -> None:
-    whole = uninterrupted(tmp_path, four[2:3], backend, TORCH, TORCHS, "torch.optim")
+    whole = uninterrupted(tmp_path, four[2:3], backend, TORCH, TORCHS, "torch")
     with whole as learned, Job(tmp_path, four[:2], backend, "1:2") as job:
-        args = [*joining(TORCH, 60), *elastic(TORCH), job.script(TORCHS, framework="torch.optim")]
+        args = [*joining(TORCH, 60), *elastic(TORCH), job.script(TORCHS, framework="torch")]
         open_gate(job, 2)
         zero = job.node(0, *args, module=TORCH)
         job.await_text("step.0", lambda text: text == "2")

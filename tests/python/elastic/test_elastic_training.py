@@ -66,7 +66,7 @@ def test_two_hosts_with_one_rank_and_two_train_with_paddle(
 
 def test_two_hosts_train_with_torch(tmp_path: Path, four: list[Host], backend: Backend) -> None:
     with Job(tmp_path, four[:2], backend) as job:
-        job.start(job.script(DDP, framework="torch.optim"), module=TORCH)
+        job.start(job.script(DDP, framework="torch"), module=TORCH)
         check_training(job, 2)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from effort import ALL, FULL
+from effort import FULL
 from launching import Place, environment, until, validate
 
 STORIES = Path(__file__).with_name("stories")
@@ -102,9 +102,7 @@ def test_a_hang_is_called_and_its_rank_named(story: Story, framework: str, place
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_silent_job_that_makes_steps_is_no_hang(framework: str, place: Place) -> None:
-    arguments = [f"--hang_timeout={TIMEOUT}", "--log_level=DEBUG"]
-    if framework == "torch" and not ALL:
-        arguments.append("--preload=torch,torch._dynamo")  # Which an optimizer imports for 0.9 s.
+    arguments = (f"--hang_timeout={TIMEOUT}", "--log_level=DEBUG")
     with place.cleaned(launch(place, "silent_but_moving", framework, *arguments)) as launcher:
         assert launcher.stderr is not None
         looks = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import ALL, each
+from effort import each
 from launching import TELL, Place, environment, free_ports, until
 from preloaded import python
 from rlaunch._lib import gpu_count
@@ -386,15 +386,14 @@ print(json.dumps([actions, {k: v[0] for k, v in args_envs.env_args_mapping.items
 
 
 def test_real_ranks_on_the_cpu_reduce(place: Place) -> None:
-    body = """
+    place.script("""
         import paddle
         import paddle.distributed as dist
         dist.init_parallel_env()
         number = paddle.to_tensor([float(rank + 1)])
         dist.all_reduce(number)
         print("sum", number.item(), dist.get_world_size())
-    """
-    place.script(body, framework=None if ALL else "paddle")
+    """)
     ended = place.run("--nproc_per_node=2", "train.py")
     assert ended.status == 0, ended.stdout
     for rank in range(2):

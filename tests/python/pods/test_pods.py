@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from effort import ALL, each
+from effort import each
 from kubernetes_pods import Pod, pods
 from launching import TALKING, await_line, await_none_marked, signals_in, until
 from manifests import WITH_PODS
@@ -110,7 +110,7 @@ def start(made: list[Pod], command: list[str] | None = None) -> None:
     [
         ("job.yaml", PADDLE, ONE_RANK),
         ("jobset.yaml", PLAIN, TWO_RANKS),
-        ("trainjob.yaml", *((TORCH, ONE_RANK) if ALL else (PLAIN, TWO_RANKS))),
+        ("trainjob.yaml", TORCH, ONE_RANK),
     ],
     ids=WITH_PODS,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import ALL, FULL
+from effort import FULL, each
 from launching import environment
 
 # As many as there are CPUs, of which a fork keeps none; and one.
@@ -118,11 +118,12 @@ if __name__ == "__main__":
 LOADED = [18.0, 66.0]  # Three times 0 + 1 + 2 + 3, and 4 + 5 + 6 + 7.
 
 
-PROGRAMS = [pytest.param(PADDLE, [LOADED], id="paddle"), pytest.param(TORCH, [LOADED, LOADED], id="torch")]
-
-
 # In `make test` ranks of torch train off a zygote in examples/pytest_suite.
-@pytest.mark.parametrize(("program", "loaded"), PROGRAMS if ALL else PROGRAMS[:1])
+@each(
+    "program, loaded",
+    [pytest.param(PADDLE, [LOADED], id="paddle"), pytest.param(TORCH, [LOADED, LOADED], id="torch")],
+    first=0,
+)
 @pytest.mark.timeout(400)  # It imports the framework several times.
 def test_training_off_a_zygote(tmp_path: Path, program: str, loaded: Any) -> None:
     main = tmp_path / "main.py"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import ranks
 import rlaunch
-from effort import ALL
+from effort import each
 from preload_ranks import module
 from rlaunch import ZygoteError
 from rlaunch._preload import child, fork_safety, registry
@@ -147,7 +147,7 @@ def region_by_its_library() -> str:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="no region without a second CPU")
-@pytest.mark.parametrize("region", [region_by_its_library, *([region_by_torch] if ALL else [])])
+@each("region", [region_by_its_library, region_by_torch], first=0)
 def test_an_openmp_region_is_refused(
     region: Callable[[], str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

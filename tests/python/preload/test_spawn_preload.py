@@ -16,7 +16,6 @@ from typing import Any
 import preload_ranks
 import pytest
 import rlaunch
-from effort import cases
 from paths import PYTHONPATH
 from preload_ranks import PRELOADED, module, script
 from rlaunch import RankError
@@ -137,7 +136,7 @@ def test_the_import_sees_no_arguments_of_the_zygote(folder: Path) -> None:
 
 
 def test_a_rank_holds_nothing_of_the_zygotes_nor_of_its_siblings(folder: Path) -> None:
-    own, forked = both(preload_ranks.descriptors, n=cases(2, 4, in_ci=4))
+    own, forked = both(preload_ranks.descriptors, n=4)
     for one in forked:
         more = Counter(one) - Counter(own[0])
         # Its lifeline came twice: as multiprocessing's sentinel and as rlaunch's own.

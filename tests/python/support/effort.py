@@ -24,17 +24,20 @@ def cases(few: int, many: int, in_ci: int | None = None) -> int:
     return in_ci if ALL and in_ci is not None else few
 
 
-def each(names: str, values: Iterable[Any], few: int = 1, **options: Any) -> Callable[[Test], Test]:
-    """As ``pytest.mark.parametrize`` with RLAUNCH_TEST_ALL=1; else with ``few`` of the values.
+def each(
+    names: str, values: Iterable[Any], few: int = 1, first: int | None = None, **options: Any
+) -> Callable[[Test], Test]:
+    """As ``pytest.mark.parametrize`` with RLAUNCH_TEST_ALL=1; else with ``few`` of the values from the index
+    ``first`` on.
 
-    A hash of the test's name chooses them: different tests use different values, and all workers collect the
-    same tests.
+    Without ``first``, a hash of the test's name chooses it: different tests use different values, and all
+    workers collect the same tests.
     """
     values = list(values)
 
     def mark(test: Test) -> Test:
-        first = zlib.crc32(f"{test.__module__}.{test.__qualname__}".encode())
-        some = values if ALL else [values[(first + i) % len(values)] for i in range(min(few, len(values)))]
+        start = zlib.crc32(f"{test.__module__}.{test.__qualname__}".encode()) if first is None else first
+        some = values if ALL else [values[(start + i) % len(values)] for i in range(min(few, len(values)))]
         marked: Test = pytest.mark.parametrize(names, some, **options)(test)
         return marked
 

@@ -37,8 +37,6 @@ PATIENCE = 60.0
 _PLUGINS = ("python", "terminal", "unittest", "skipping", "doctest", "junitxml", "logging", "recwarn")
 IMPORTS = {
     "torch": ["torch.distributed.run"],
-    # The first optimizer, and the first DistributedDataParallel, import this for 0.9 s.
-    "torch.optim": ["torch.distributed.run", "torch._dynamo"],
     "paddle": ["paddle.distributed.launch.main"],
     "pytest": ["pytest", *(f"_pytest.{name}" for name in _PLUGINS), "rlaunch._pytest.hooks"],
 }
@@ -84,7 +82,7 @@ def _connected(framework: str, name: str) -> socket.socket:
             link.close()
             assert time.monotonic() < deadline, f"no server for {framework}"
         env = {k: v for k, v in _ENVIRONMENT.items() if not k.startswith(("PADDLE_", "FLAGS_", "OMP_"))}
-        if framework.startswith("torch"):
+        if framework == "torch":
             env["OMP_NUM_THREADS"] = "1"  # As ranks have it from their launchers.
         subprocess.run([sys.executable, __file__, name, "serve", framework], env=env, check=False)
 
