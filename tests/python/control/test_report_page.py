@@ -12,17 +12,20 @@ from typing import Any
 
 import pytest
 from jobs import Jobs
-from launching import supervisor_of
+from launching import ATTEMPT, supervisor_of
 from run_records import Page, Records, failed_run
 
 EVIL = "</script><x-evil onclick=\"x()\" a='b'><b>&lt;\x1b[2J\u202e\x00"
-RESTARTED = """
+# Rank 0 has written all when rank 1 fails.
+RESTARTED = f"""{ATTEMPT}
 print("first line", flush=True)
 for step in range(30):
     print("step", step, flush=True)
+tell(f"printed-{{attempt}}")
 if rank == 1:
+    await_file(f"printed-{{attempt}}.0")
     raise ValueError("no luck </script><b>here</b>")
-time.sleep(600)
+sleep()
 """
 
 
