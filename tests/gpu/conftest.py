@@ -1,15 +1,17 @@
 """Tests that need an NVIDIA GPU and its driver: ``make test-gpu``. Without one they fail; nothing is faked.
 
-``--write PAGE`` writes what was seen into a page of the docs.
+``--write PAGE`` writes what was seen into a page of the docs, in place of an earlier run on such a GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,15 @@ from launching import Place
 HERE = Path(__file__).parent
 # Puts cuda.py where a rank's script finds it.
 IMPORT_CUDA = f"import sys; sys.path.insert(0, {str(HERE)!r}); import cuda\n"
+GIB = 1 << 30
+STRANGER = """
+import sys; sys.path.insert(0, sys.argv[1]); import cuda
+driver = cuda.Driver()
+driver.use()
+address = driver.allocate(int(sys.argv[2]))
+print("holds", flush=True)
+sys.stdin.read()
+"""
 HEAD = """# GPU checks
 
 What the tests of `tests/gpu` saw on a GPU. Written by `make test-gpu GPU="--write docs/gpu.md"`; do not edit.
@@ -41,6 +52,18 @@ def smi(kind: str, *fields: str) -> list[list[str]]:
     command = ["nvidia-smi", f"--query-{kind}={','.join(fields)}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [[cell.strip() for cell in row] for row in csv.reader(done.stdout.splitlines())]
+
+
+@contextlib.contextmanager
+def stranger(size: int = GIB) -> Iterator[subprocess.Popen[str]]:
+    """A process outside of the job that holds bytes of the first GPU."""
+    command = [sys.executable, "-c", STRANGER, str(HERE), str(size)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "holds\n"
+        yield process
+        process.stdin.close()
 
 
 @pytest.fixture(scope="session", name="uuids")
@@ -98,14 +121,22 @@ def _page(request: pytest.FixtureRequest, uuids: list[str]) -> Iterator[None]:
     yield
     page = request.config.getoption("--write")
     if page is not None and not request.session.testsfailed:
-        page.write_text(HEAD + written(len(uuids)))
+        earlier = page.read_text() if page.exists() else ""
+        page.write_text(with_machine(earlier, *written(len(uuids))))
 
 
-def written(count: int) -> str:
+def with_machine(earlier: str, machine: str, text: str) -> str:
+    """The page with what was seen on a machine, in place of what an earlier page says of it."""
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", earlier, re.MULTILINE | re.DOTALL))
+    sections[machine] = f"\n{text}\n"
+    return HEAD + "\n".join(f"## {name}\n\n{sections[name].strip()}\n" for name in sorted(sections))
+
+
+def written(count: int) -> tuple[str, str]:
+    """The machine's GPUs, and what the tests saw there."""
     ((name, driver), *_) = smi("gpu", "name", "driver_version")
     day = datetime.datetime.now(datetime.timezone.utc).date()
-    machine = (
-        f"{count} x {name}, driver {driver}, Linux {platform.release()}, Python {platform.python_version()}"
-    )
+    versions = f"driver {driver}, Linux {platform.release()}, Python {platform.python_version()}"
+    about = f"{day}: {versions}, {os.cpu_count()} CPUs."
     rows = "".join(f"| {subject} | {text} |\n" for subject, text in _seen.items())
-    return f"{day}: {machine}, {os.cpu_count()} CPUs.\n\n| checked | seen |\n| --- | --- |\n{rows}"
+    return f"{count} x {name}", f"{about}\n\n| checked | seen |\n| --- | --- |\n{rows}"

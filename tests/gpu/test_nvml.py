@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import HERE, IMPORT_CUDA, smi
+from conftest import GIB, IMPORT_CUDA, smi, stranger
 from jobs import Jobs
 from launching import Place, until
 
-GIB = 1 << 30
 # Holds a GiB, and writes it again and again while the file `busy` is there.
 HOLDER = (
     IMPORT_CUDA
@@ -30,29 +26,9 @@ while not os.path.exists("go"):
         time.sleep(0.01)
 """
 )
-STRANGER = """
-import sys; sys.path.insert(0, sys.argv[1]); import cuda
-driver = cuda.Driver()
-driver.use()
-address = driver.allocate(1 << 30)
-print("holds", flush=True)
-sys.stdin.read()
-"""
 GPU_FIELDS = ("index", "uuid", "driver_version", "name", "serial", "display_active", "display_mode")
 APP_FIELDS = ("pid", "process_name", "gpu_uuid", "gpu_name", "used_memory")
 NEAR_MIB = 64
-
-
-@contextlib.contextmanager
-def stranger() -> Iterator[subprocess.Popen[str]]:
-    """A process outside of the job that holds a GiB of the first GPU."""
-    command = [sys.executable, "-c", STRANGER, str(HERE)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline() == "holds\n"
-        yield process
-        process.stdin.close()
 
 
 def sections(path: Path) -> list[list[list[str]]]:
