@@ -154,9 +154,9 @@ test-pythons: $(VENV)/installed
 	$(BIN)/python tests/pythons.py --wheel target/pythons/wheel/*.whl $(PYTHONS)
 
 # GPU="--write docs/gpu.md": the page too. The torch of .venv has no CUDA, so tests of torch are skipped here; they need an interpreter
-# with another one: cd tests/gpu && PYTHONPATH=../../python python3 -m pytest
+# with another one: PYTHONPATH=python python3 -m pytest tests/gpu
 test-gpu: $(VENV)/built
-	cd tests/gpu && ../../$(BIN)/python -m pytest $(GPU)
+	$(BIN)/python -m pytest tests/gpu $(GPU)
 
 # Debian's Slurm for the test cluster. It is unpacked, not installed: this machine gets no users, services or files in /etc. Programs
 # have the names that update-alternatives would give them.

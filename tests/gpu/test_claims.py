@@ -12,6 +12,8 @@ from pathlib import Path
 from conftest import HERE
 from launching import environment
 
+# By their modules, because rlaunch may be in PYTHONPATH without being installed.
+PLUGINS = ["-p", "no:cacheprovider", "-p", "xdist.plugin", "-p", "rlaunch.pytest_plugin"]
 TESTS, WORKERS = 8, 4
 SUITE = f"""
 import json, sys, time
@@ -42,8 +44,9 @@ def test_too_many():
 
 def run(folder: Path, suite: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_suite.py").write_text(suite)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_suite.py"]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", *PLUGINS, *options, "test_suite.py"]
+    env = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
 def test_no_two_tests_use_a_gpu_at_once(

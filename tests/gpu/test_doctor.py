@@ -20,7 +20,7 @@ MIB = 1 << 20
 def examine(folder: Path, **env: str) -> dict[str, list[dict[str, Any]]]:
     """What the doctor says of this machine, by check."""
     done = subprocess.run(
-        [sys.executable, "-m", "rlaunch", "doctor", "--json"],
+        [sys.executable, "-m", "rlaunch.control", "doctor", "--json"],
         cwd=folder,
         env=environment(**env),
         capture_output=True,
