@@ -11,10 +11,10 @@ use crate::rendezvous::torch_static::nodes::PeerEvent;
 use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::run::sweep;
 use crate::supervise::{NodeOutcome, SupervisorEvent};
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
-use crate::sys::process::tree;
 use crate::sys::signals::Signals;
 use std::collections::BTreeSet;
 use std::io;
@@ -122,7 +122,7 @@ pub fn wait_for_others(
         }
         let mut came: Vec<(i32, SignalRoute)> =
             signals.drain().into_iter().map(|signal| (signal, SignalRoute::Directly)).collect();
-        tree::reap_orphans(|_| false);
+        sweep::reap_orphans(|_| false);
         if tokens.contains(&REQUESTS) {
             match supervisor.requested() {
                 Some(requested) => came.extend(requested.into_iter().map(|signal| (signal, SignalRoute::Requested))),

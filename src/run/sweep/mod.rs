@@ -13,6 +13,7 @@ use crate::run::sweep::paddle_memory::RemovedMemory;
 use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
 use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::process::child;
 use crate::sys::process::pidfd;
 use crate::sys::process::procfs;
 use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
@@ -60,6 +61,25 @@ const COMMAND_LINES_AT_ONCE: usize = 16;
 
 /// How long a process may have no environment: none is visible during execve.
 const EXEC_PATIENCE: Duration = Duration::from_millis(100);
+
+/// After this time, children are killed as soon as they are there, without a list of all processes in between: the lists have
+/// found nothing but processes that fork and end without pause.
+const LISTS_PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long children are killed in this way between two lists, at least: as long as the last list took.
+const WITHOUT_LISTS: Duration = Duration::from_millis(20);
+
+/// How long orphans are reaped at once at the end of the job. Thousands that are not reaped make each list take seconds.
+const REAPING: Duration = Duration::from_millis(300);
+
+/// The same on the event loop.
+const EVENT_LOOP_REAPING: Duration = Duration::from_millis(20);
+
+/// How many children are killed in one turn. The newest come first, because thousands that have ended may wait for being reaped.
+const NEWEST_CHILDREN: usize = 500;
+
+/// How long a sweep goes on at most while there are ever new processes to kill.
+const NEW_PROCESSES_PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long killed processes may take to leave a cgroup. Most of them have been reaped.
 pub const CGROUP_PATIENCE: Duration = Duration::from_millis(100);
@@ -191,6 +211,21 @@ fn kill(pids: &BTreeSet<i32>, all: &Snapshot, killed: &mut Killed) {
     }
 }
 
+/// Kills and reaps children of this process as they appear. A process that forks and ends without pause has ended before a list of
+/// all processes is read; its last descendant is always a child of this subreaper. Returns the reaped ones.
+fn kill_new_children(kept: &BTreeSet<i32>, time: Duration) -> BTreeSet<i32> {
+    let (begun, mut reaped) = (clock::now(), BTreeSet::new());
+    loop {
+        // The newest are the last in the kernel's list. A child keeps its number until it is reaped.
+        let children: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !kept.contains(pid)).collect();
+        child::kill_unreaped(children.iter().rev().take(NEWEST_CHILDREN).copied());
+        reaped.extend(tree::reap_orphans(REAPING, |pid| kept.contains(&pid)));
+        if children.is_empty() || since(begun) > time {
+            return reaped;
+        }
+    }
+}
+
 /// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepResult {
@@ -228,9 +263,9 @@ fn check_list(found: &Killed) -> Result<(), SweepError> {
     procfs::check_descriptors().map_err(|source| SweepError { killed: leftovers(found.clone()), source })
 }
 
-/// Reaps orphans as `tree::reap_orphans` does, and removes their shared memory.
+/// Reaps orphans as `tree::reap_orphans` does, on the event loop, and removes their shared memory.
 pub fn reap_orphans(is_known: impl Fn(i32) -> bool) {
-    paddle_memory::remove_of(&tree::reap_orphans(is_known).into_iter().collect());
+    paddle_memory::remove_of(&tree::reap_orphans(EVENT_LOOP_REAPING, is_known).into_iter().collect());
 }
 
 /// Kills and reaps all descendants of this process and all members of the job's cgroup until none is left. `kept`: children
@@ -247,6 +282,8 @@ pub fn all(
     let (mut found, mut said, mut seen) = (Killed::new(), false, BTreeSet::new());
     // Since when everything that is there is killed. The first list may take longer than the patience.
     let mut killing = None;
+    // When the last new process was found.
+    let mut newest = Duration::ZERO;
     loop {
         let listed = clock::now();
         if is_urgent() {
@@ -257,7 +294,7 @@ pub fn all(
         if let Some(cgroup) = populated {
             kill_cgroup(&reader, cgroup, no_sweep, begun, &mut found);
         }
-        let reaped = tree::reap_orphans(|pid| kept.contains(&pid));
+        let reaped = tree::reap_orphans(REAPING, |pid| kept.contains(&pid));
         let members = populated.map(JobCgroup::members).into_iter().flatten();
         let roots: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !kept.contains(pid)).collect();
         let (mut there, mut all) = (members.collect::<BTreeSet<i32>>(), Snapshot::default());
@@ -270,11 +307,12 @@ pub fn all(
         let spared = no_sweep.take_from(&reader, &mut there, &all, None, &was_killed);
         let (left, late) = (leftovers(spared.left), spared.late);
         let is_none_reaped = reaped.is_empty();
+        let have_others_ended = reaped.iter().any(|pid| !found.contains_key(pid));
         seen.extend(reaped);
         seen.extend(&there);
         // Reaped processes may have left children that are not on the list.
         if there.is_empty() && populated.is_none() && is_none_reaped {
-            let reaped = tree::reap_orphans(|pid| kept.contains(&pid));
+            let reaped = tree::reap_orphans(REAPING, |pid| kept.contains(&pid));
             if reaped.is_empty() {
                 check_list(&found)?;
                 let memory = paddle_memory::remove_of(&with_killed(seen, &found));
@@ -289,13 +327,26 @@ pub fn all(
         if are_late_spared || are_helpers_spared {
             killing = None;
         }
-        if since(*killing.get_or_insert_with(clock::now)) >= KILL_PATIENCE {
+        let is_one_new = have_others_ended || !todo.is_empty();
+        if is_one_new {
+            newest = clock::now();
+        }
+        let spent = since(*killing.get_or_insert_with(clock::now));
+        if spent >= NEW_PROCESSES_PATIENCE || (spent >= KILL_PATIENCE && since(newest) >= KILL_PATIENCE) {
+            if is_one_new {
+                warn!("gave up after {} s: processes of the job fork faster than they can be killed", spent.as_secs());
+            }
             let memory = paddle_memory::remove_of(&with_killed(seen, &found));
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(SweepResult { killed, stuck, left, memory });
         }
         kill(&todo, &all, &mut found);
-        pause(interval(listed));
+        let is_one_spared = !left.is_empty() || are_late_spared || are_helpers_spared;
+        if spent > LISTS_PATIENCE && is_one_new && !is_one_spared && populated.is_none() {
+            seen.extend(kill_new_children(kept, since(listed).max(WITHOUT_LISTS)));
+        } else {
+            pause(interval(listed));
+        }
     }
 }
 

@@ -238,6 +238,14 @@ fn read_status(status: &OwnedFd) -> io::Result<Option<Exit>> {
     }
 }
 
+/// Kills children by their numbers. Each must be a child that no other thread reaps: it keeps its number until then.
+pub fn kill_unreaped(pids: impl IntoIterator<Item = i32>) {
+    for pid in pids.into_iter().filter(|pid| *pid > 1) {
+        // SAFETY: kill takes two integers. It fails only if the child has been reaped.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+}
+
 fn kill_group(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: kill takes two integers.
     if unsafe { libc::kill(-pid, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -1,6 +1,7 @@
 //! The process tree below this process, read from /proc. Only for the launcher's own processes: in a host program, other
 //! code may own these children.
 
+use crate::sys::clock;
 use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader, Readings};
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
@@ -10,6 +11,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 /// Makes this process a subreaper: descendants whose parent dies become its children instead of init's (prctl(2),
 /// PR_SET_CHILD_SUBREAPER). Children do not inherit the setting.
@@ -235,13 +237,14 @@ pub fn has_living_child_in(group: i32) -> bool {
     unsafe { libc::waitid(libc::P_PGID, group, &mut info, options) == 0 }
 }
 
-/// Reaps children that have ended, except those that `is_known` accepts: their owners reap them. Returns their ids.
-pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> Vec<i32> {
-    let mut reaped = Vec::new();
+/// Reaps children that have ended, except those that `is_known` accepts: their owners reap them. Returns their ids. Ends after
+/// this time: processes that fork and end without pause become children as fast as they are reaped.
+pub fn reap_orphans(limit: Duration, is_known: impl Fn(i32) -> bool) -> Vec<i32> {
+    let (mut reaped, until) = (Vec::new(), clock::now() + limit);
     // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value; waitid fills `info`, or leaves the zeroes
     // when no child has ended (waitid(2)).
     unsafe {
-        loop {
+        while clock::now() < until {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
             if libc::waitid(libc::P_ALL, 0, &mut info, look) != 0 || info.si_pid() == 0 || is_known(info.si_pid()) {
@@ -254,6 +257,7 @@ pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> Vec<i32> {
             reaped.push(pid);
         }
     }
+    reaped
 }
 
 #[cfg(test)]
@@ -481,7 +485,7 @@ mod tests {
         let mut reaped = Vec::new();
         let pid = orphan.pid();
         await_that("it is reaped", || {
-            reaped.extend(reap_orphans(|other| other != pid));
+            reaped.extend(reap_orphans(Duration::from_secs(1), |other| other != pid));
             reaped.contains(&pid) || {
                 let _ = known.0.try_wait();
                 false

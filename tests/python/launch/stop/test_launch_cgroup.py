@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -22,14 +24,17 @@ def where(pid="self"):
     return "".join(line[3:] for line in lines if line.startswith("0::"))
 """
 
-# Every process of this one lives for a moment: it forks the next, which leaves its session, and ends.
+# Every process of this one lives for a moment: it forks the next, which leaves its session, and ends. While
+# one of them lives, the FIFO has a writer.
 RUN_AHEAD = """
+writer = os.open("lives", os.O_WRONLY)
 def run_ahead():
     if os.fork() == 0:
-        while True:
+        while os.path.exists("lives"):
             if os.fork():
                 os._exit(0)
             os.setsid()
+        os._exit(0)
 """
 
 
@@ -220,16 +225,52 @@ sys.exit(subprocess.run(launcher).returncode)
     assert group is None or not group.exists()
 
 
-def test_processes_that_run_ahead_of_the_sweep_are_ended(place: Place, mark: str) -> None:
-    """At most 20 at a time."""
+@contextlib.contextmanager
+def fifo(path: Path) -> Iterator[Callable[[], bool]]:
+    """Whether a process has it open for writing. Whoever runs ahead ends with it."""
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def has_writer() -> bool:
+        try:
+            return os.read(reader, 1) != b""
+        except BlockingIOError:
+            return True
+
+    try:
+        yield has_writer
+    finally:
+        path.unlink()
+        os.close(reader)
+
+
+@pytest.mark.parametrize("cgroup", [True, False])
+def test_processes_that_run_ahead_of_the_sweep_are_ended(place: Place, cgroup: bool) -> None:
+    """Thousands of them wait for being reaped meanwhile."""
     place.script(
         RUN_AHEAD + WHERE + "for _ in range(20):\n    run_ahead()\ntell('where', where())\nos._exit(0)"
     )
-    ended = place.run("train.py", env=environment(MARK=mark))
-    assert ended.status == 0, ended.stderr
-    group = group_of(place)
-    assert group is None or not group.exists()
-    assert marked(mark) == []
+    with fifo(place.folder / "lives") as has_writer:
+        ended = place.run(f"--cgroup={str(cgroup).lower()}", "train.py")
+        assert ended.status == 0, ended.stderr
+        assert not has_writer()
+    if cgroup:
+        group = group_of(place)
+        assert group is None or not group.exists()
+
+
+def test_processes_that_run_ahead_keep_the_launcher_from_nothing(place: Place) -> None:
+    """It reaps them, and hears a signal all the same."""
+    place.script(RUN_AHEAD + "for _ in range(8):\n    run_ahead()\ntell('ready', os.getpid())\nsleep()")
+    with (
+        fifo(place.folder / "lives") as has_writer,
+        place.start("--cgroup=false", "train.py") as launcher,
+    ):
+        place.ready(1)
+        launcher.send_signal(signal.SIGTERM)
+        ended = Place.wait(launcher)
+        assert ended.status == 128 + signal.SIGTERM, ended.stderr
+        assert not has_writer()
 
 
 def test_a_process_without_its_first_thread_is_ended(place: Place, mark: str) -> None:
