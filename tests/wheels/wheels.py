@@ -55,9 +55,9 @@ There are no wheels for free-threaded Pythons: 3.13 and 3.14 have no stable ABI,
   bit.
 - **run**: pip installs the wheel in a bare Debian system, which has Python and no compiler. Then
   `tests/wheels/smoke.py` starts two ranks by `rlaunch-run`, `python -m rlaunch` and `rlaunch.spawn`, and
-  checks a failure report and the stacks of a job that hangs. The system of musl is Debian's musl with
-  Alpine's Python. The workflow `wheels.yml` runs all wheels in the images of Python, on both processors, in
-  Alpine too.
+  checks a failure report and the stacks of a job that hangs; under qemu they cannot be read. The system of
+  musl is Debian's musl with Alpine's Python. The workflow `wheels.yml` runs all wheels in the images of
+  Python, on both processors, in Alpine too.
 
 """
 GET_STARTED = """

@@ -109,8 +109,8 @@ impl EventLoop<'_> {
         self.send(SupervisorEvent::Stop(libc::SIGTERM))?;
         if cannot_agree {
             warn!(
-                "the launchers of this job's nodes have no common rendezvous (--master or etcd; rlaunch.run: --rdzv-backend) by which \
-                 they could agree on a step, so the ranks of this node are stopped at once"
+                "this launcher cannot agree on a step with those of other nodes: they have no common rendezvous (--master or etcd; \
+                 rlaunch.run: --rdzv-backend), or it has no control socket; the ranks of this node are stopped at once"
             );
         }
         Ok(())

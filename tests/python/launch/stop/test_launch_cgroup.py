@@ -227,7 +227,7 @@ sys.exit(subprocess.run(launcher).returncode)
 
 @contextlib.contextmanager
 def fifo(path: Path) -> Iterator[Callable[[], bool]]:
-    """Whether a process has it open for writing. Whoever runs ahead ends with it."""
+    """Whether a process has it open for writing. Processes that run ahead end with it."""
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
 
