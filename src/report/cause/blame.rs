@@ -222,7 +222,10 @@ fn reader_error_before(fault: &RankFault, in_threads: &[RankFault]) -> Option<Ra
 fn is_lost_helper(fault: &RankFault, raised_in: Option<&str>) -> bool {
     let errors = ["ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError"];
     errors.contains(&fault.what.as_str())
-        && raised_in.is_some_and(|file| file.ends_with("multiprocessing/connection.py"))
+        && raised_in.is_some_and(|file| {
+            // A descriptor that another process shares is received in the second one.
+            file.ends_with("multiprocessing/connection.py") || file.ends_with("multiprocessing/reduction.py")
+        })
 }
 
 /// The kind of failure behind an exception.

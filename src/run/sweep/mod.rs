@@ -21,6 +21,7 @@ use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
 use crate::sys::process::tree::{CleanupHelper, KeyPlaces, KeyedProcesses};
+use crate::sys::signals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
@@ -62,11 +63,11 @@ const COMMAND_LINES_AT_ONCE: usize = 16;
 /// How long a process may have no environment: none is visible during execve.
 const EXEC_PATIENCE: Duration = Duration::from_millis(100);
 
-/// After this time, children are killed as soon as they are there, without a list of all processes in between: the lists have
-/// found nothing but processes that fork and end without pause.
+/// After this time, children are killed as soon as they are there, without a list of all processes in between: what still
+/// appears may fork and end without pause.
 const LISTS_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long children are killed in this way between two lists, at least: as long as the last list took.
+/// How long children are killed in this way between two lists; longer if the last list took longer.
 const WITHOUT_LISTS: Duration = Duration::from_millis(20);
 
 /// How long orphans are reaped at once at the end of the job. Thousands that are not reaped make each list take seconds.
@@ -78,8 +79,9 @@ const EVENT_LOOP_REAPING: Duration = Duration::from_millis(20);
 /// How many children are killed in one turn. The newest come first, because thousands that have ended may wait for being reaped.
 const NEWEST_CHILDREN: usize = 500;
 
-/// How long a sweep goes on at most while there are ever new processes to kill.
-const NEW_PROCESSES_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a sweep goes on at most while there are ever new processes to kill. Less than the time after which the launcher takes
+/// its supervisor for stuck.
+const NEW_PROCESSES_PATIENCE: Duration = Duration::from_secs(8);
 
 /// How long killed processes may take to leave a cgroup. Most of them have been reaped.
 pub const CGROUP_PATIENCE: Duration = Duration::from_millis(100);
@@ -216,7 +218,8 @@ fn kill(pids: &BTreeSet<i32>, all: &Snapshot, killed: &mut Killed) {
 fn kill_new_children(kept: &BTreeSet<i32>, time: Duration) -> BTreeSet<i32> {
     let (begun, mut reaped) = (clock::now(), BTreeSet::new());
     loop {
-        // The newest are the last in the kernel's list. A child keeps its number until it is reaped.
+        // The newest are the last in the kernel's list. A child keeps its number until it is reaped, and the kernel gives a number
+        // again only after all others (idr_alloc_cyclic in kernel/pid.c).
         let children: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !kept.contains(pid)).collect();
         child::kill_unreaped(children.iter().rev().take(NEWEST_CHILDREN).copied());
         reaped.extend(tree::reap_orphans(REAPING, |pid| kept.contains(&pid)));
@@ -263,9 +266,15 @@ fn check_list(found: &Killed) -> Result<(), SweepError> {
     procfs::check_descriptors().map_err(|source| SweepError { killed: leftovers(found.clone()), source })
 }
 
-/// Reaps orphans as `tree::reap_orphans` does, on the event loop, and removes their shared memory.
+/// Reaps orphans as `tree::reap_orphans` does, on the event loop, and removes their shared memory. The next turn of the loop reaps
+/// those that are left.
 pub fn reap_orphans(is_known: impl Fn(i32) -> bool) {
-    paddle_memory::remove_of(&tree::reap_orphans(EVENT_LOOP_REAPING, is_known).into_iter().collect());
+    let begun = clock::now();
+    let reaped = tree::reap_orphans(EVENT_LOOP_REAPING, is_known);
+    if since(begun) >= EVENT_LOOP_REAPING {
+        signals::wake();
+    }
+    paddle_memory::remove_of(&reaped.into_iter().collect());
 }
 
 /// Kills and reaps all descendants of this process and all members of the job's cgroup until none is left. `kept`: children
@@ -282,8 +291,8 @@ pub fn all(
     let (mut found, mut said, mut seen) = (Killed::new(), false, BTreeSet::new());
     // Since when everything that is there is killed. The first list may take longer than the patience.
     let mut killing = None;
-    // When the last new process was found.
-    let mut newest = Duration::ZERO;
+    // When the last new process was found, and which of them are known, by id and start time: some cannot be killed.
+    let (mut new_at, mut known) = (Duration::ZERO, BTreeSet::new());
     loop {
         let listed = clock::now();
         if is_urgent() {
@@ -327,12 +336,15 @@ pub fn all(
         if are_late_spared || are_helpers_spared {
             killing = None;
         }
-        let is_one_new = have_others_ended || !todo.is_empty();
+        let started = |pid: &i32| all.get(*pid).map(|stat| (*pid, stat.started));
+        let count = known.len();
+        known.extend(todo.iter().filter_map(started));
+        let is_one_new = have_others_ended || known.len() > count;
         if is_one_new {
-            newest = clock::now();
+            new_at = clock::now();
         }
         let spent = since(*killing.get_or_insert_with(clock::now));
-        if spent >= NEW_PROCESSES_PATIENCE || (spent >= KILL_PATIENCE && since(newest) >= KILL_PATIENCE) {
+        if spent >= NEW_PROCESSES_PATIENCE || (spent >= KILL_PATIENCE && since(new_at) >= KILL_PATIENCE) {
             if is_one_new {
                 warn!("gave up after {} s: processes of the job fork faster than they can be killed", spent.as_secs());
             }

@@ -240,11 +240,10 @@ pub fn has_living_child_in(group: i32) -> bool {
 /// Reaps children that have ended, except those that `is_known` accepts: their owners reap them. Returns their ids. Ends after
 /// this time: processes that fork and end without pause become children as fast as they are reaped.
 pub fn reap_orphans(limit: Duration, is_known: impl Fn(i32) -> bool) -> Vec<i32> {
-    let (mut reaped, until) = (Vec::new(), clock::now() + limit);
-    // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value; waitid fills `info`, or leaves the zeroes
-    // when no child has ended (waitid(2)).
+    let (mut reaped, until, mut is_over) = (Vec::new(), clock::now() + limit, false);
+    // SAFETY: all zeroes is a valid siginfo_t; waitid fills it, or leaves the zeroes when no child has ended (waitid(2)).
     unsafe {
-        while clock::now() < until {
+        while !is_over {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
             if libc::waitid(libc::P_ALL, 0, &mut info, look) != 0 || info.si_pid() == 0 || is_known(info.si_pid()) {
@@ -255,6 +254,7 @@ pub fn reap_orphans(limit: Duration, is_known: impl Fn(i32) -> bool) -> Vec<i32>
                 return reaped;
             }
             reaped.push(pid);
+            is_over = clock::now() >= until;
         }
     }
     reaped

@@ -337,6 +337,8 @@ ConnectionResetError: [Errno 104] Connection reset by peer
         line 1706, in __del__\n    self._shutdown_workers()\n";
     let beside = format!("{reset}{head}{died}\n");
     expect(&beside, Exit::Code(1), FaultKind::LostHelper, words, "/w/train.py:9 in <module>", died);
+    let shared = reset.replace("multiprocessing/connection.py", "multiprocessing/reduction.py");
+    expect(&shared, Exit::Code(1), FaultKind::LostHelper, words, "/w/train.py:9 in <module>", "");
     let own = reset.replace("multiprocessing/connection.py", "socket.py");
     assert_eq!(found(&own, Exit::Code(1)).kind, FaultKind::Exception, "a connection of the script's");
 }
