@@ -81,7 +81,7 @@ def test_no_rank_of_paddle_is_refused(how: str, tmp_path: Path) -> None:
 
 @each("how", ["command", "preload"])
 def test_without_the_wait_paddle_is_refused(how: str, tmp_path: Path) -> None:
-    """So that the test above can fail. How the job ends is of no importance: Paddle has aborted at its end here."""
+    """So that the test above can fail. The end of the job is of no importance: Paddle has aborted there."""
     assert REFUSED in run_paddle(tmp_path, how, RLAUNCH_STORE_WAIT="0").stdout
 
 
