@@ -3,6 +3,7 @@
 
 pub mod after_rank;
 pub mod group_signal;
+mod new_children;
 pub mod no_sweep;
 pub mod paddle_memory;
 pub mod stop_watch;
@@ -13,7 +14,6 @@ use crate::run::sweep::paddle_memory::RemovedMemory;
 use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
 use crate::sys::process::cgroup::JobCgroup;
-use crate::sys::process::child;
 use crate::sys::process::pidfd;
 use crate::sys::process::procfs;
 use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
@@ -67,17 +67,8 @@ const EXEC_PATIENCE: Duration = Duration::from_millis(100);
 /// appears may fork and end without pause.
 const LISTS_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long children are killed in this way between two lists; longer if the last list took longer.
-const WITHOUT_LISTS: Duration = Duration::from_millis(20);
-
-/// How long orphans are reaped at once at the end of the job. Thousands that are not reaped make each list take seconds.
-const REAPING: Duration = Duration::from_millis(300);
-
-/// The same on the event loop.
+/// How long orphans are reaped at once on the event loop.
 const EVENT_LOOP_REAPING: Duration = Duration::from_millis(20);
-
-/// How many children are killed in one turn. The newest come first, because thousands that have ended may wait for being reaped.
-const NEWEST_CHILDREN: usize = 500;
 
 /// How long a sweep goes on at most while there are ever new processes to kill. Less than the time after which the launcher takes
 /// its supervisor for stuck.
@@ -213,22 +204,6 @@ fn kill(pids: &BTreeSet<i32>, all: &Snapshot, killed: &mut Killed) {
     }
 }
 
-/// Kills and reaps children of this process as they appear. A process that forks and ends without pause has ended before a list of
-/// all processes is read; its last descendant is always a child of this subreaper. Returns the reaped ones.
-fn kill_new_children(kept: &BTreeSet<i32>, time: Duration) -> BTreeSet<i32> {
-    let (begun, mut reaped) = (clock::now(), BTreeSet::new());
-    loop {
-        // The newest are the last in the kernel's list. A child keeps its number until it is reaped, and the kernel gives a number
-        // again only after all others (idr_alloc_cyclic in kernel/pid.c).
-        let children: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !kept.contains(pid)).collect();
-        child::kill_unreaped(children.iter().rev().take(NEWEST_CHILDREN).copied());
-        reaped.extend(tree::reap_orphans(REAPING, |pid| kept.contains(&pid)));
-        if children.is_empty() || since(begun) > time {
-            return reaped;
-        }
-    }
-}
-
 /// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepResult {
@@ -303,7 +278,7 @@ pub fn all(
         if let Some(cgroup) = populated {
             kill_cgroup(&reader, cgroup, no_sweep, begun, &mut found);
         }
-        let reaped = tree::reap_orphans(REAPING, |pid| kept.contains(&pid));
+        let reaped = tree::reap_orphans(new_children::REAPING, |pid| kept.contains(&pid));
         let members = populated.map(JobCgroup::members).into_iter().flatten();
         let roots: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !kept.contains(pid)).collect();
         let (mut there, mut all) = (members.collect::<BTreeSet<i32>>(), Snapshot::default());
@@ -321,7 +296,7 @@ pub fn all(
         seen.extend(&there);
         // Reaped processes may have left children that are not on the list.
         if there.is_empty() && populated.is_none() && is_none_reaped {
-            let reaped = tree::reap_orphans(REAPING, |pid| kept.contains(&pid));
+            let reaped = tree::reap_orphans(new_children::REAPING, |pid| kept.contains(&pid));
             if reaped.is_empty() {
                 check_list(&found)?;
                 let memory = paddle_memory::remove_of(&with_killed(seen, &found));
@@ -355,7 +330,7 @@ pub fn all(
         kill(&todo, &all, &mut found);
         let is_one_spared = !left.is_empty() || are_late_spared || are_helpers_spared;
         if spent > LISTS_PATIENCE && is_one_new && !is_one_spared && populated.is_none() {
-            seen.extend(kill_new_children(kept, since(listed).max(WITHOUT_LISTS)));
+            seen.extend(new_children::kill(kept, since(listed)));
         } else {
             pause(interval(listed));
         }

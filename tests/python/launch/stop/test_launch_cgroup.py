@@ -259,8 +259,8 @@ def test_processes_that_run_ahead_of_the_sweep_are_ended(place: Place, cgroup: b
         assert group is None or not group.exists()
 
 
-def test_processes_that_run_ahead_keep_the_launcher_from_nothing(place: Place) -> None:
-    """It reaps them, and hears a signal all the same."""
+def test_the_launcher_hears_a_signal_while_processes_run_ahead(place: Place) -> None:
+    """It reaps them meanwhile."""
     place.script(RUN_AHEAD + "for _ in range(8):\n    run_ahead()\ntell('ready', os.getpid())\nsleep()")
     with (
         fifo(place.folder / "lives") as has_writer,
