@@ -224,10 +224,10 @@ test-python: $(VENV)/built-debug $(VENV)/torch $(VENV)/pytest-8 $(VENV)/pytest-9
 	RLAUNCH_SEED=$${RLAUNCH_SEED:-1} $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # FAULTS_TORCHRUN_PYTHON names torchrun's interpreter. BENCH="crash idle": only these sections;
-# BENCH="--write docs/benchmarks.md": the results page too.
+# BENCH="--write docs/benchmarks.md": the results page too. BEFORE=HEAD~1: beside the rlaunch of that commit.
 bench: $(VENV)/built $(VENV)/torch
 	$(INSTALL) --group bench
-	$(BIN)/python benches/bench.py $(BENCH)
+	$(if $(BEFORE),FAULTS_BEFORE_PYTHON="$$($(BIN)/python benches/before.py $(BEFORE))" && export FAULTS_BEFORE_PYTHON &&) $(BIN)/python benches/bench.py $(BENCH)
 
 hangs: $(VENV)/built $(VENV)/torch
 	$(BIN)/python tests/python/hangs/hang_table.py --results target/hangs.json --jobs 2 --write docs/hangs.md

@@ -4,8 +4,9 @@
     .venv/bin/python benches/bench.py launch crash      some of them
 
 Figures are for this machine at this moment; the ratios are what to look at. FAULTS_TORCHRUN_PYTHON and
-FAULTS_PADDLE_PYTHON name the interpreters of the rivals (default: this one). Exit status 1 if a promise is
-broken or a section fails; the last lines say which.
+FAULTS_PADDLE_PYTHON name the interpreters of the rivals (default: this one). `make bench BEFORE=HEAD~1`
+builds the rlaunch of that commit and measures it too. Exit status 1 if a promise is broken or a section
+fails; the last lines say which.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from bench_launchers import LAUNCHERS, RUN
+from bench_launchers import BEFORE, LAUNCHERS, RUN
 from figures import NOT_INSTALLED, Figures
 from picture import picture
 from sections import (
@@ -78,7 +79,10 @@ ALT = "Bars of three rows of the tables below: wall time of a job, end after a f
 
 
 def about() -> str:
-    versions = [f"{it.title} {it.version or NOT_INSTALLED}" for it in LAUNCHERS if it is not RUN]
+    named = (it for it in LAUNCHERS if it not in (RUN, BEFORE))
+    versions = [f"{it.title} {it.version or NOT_INSTALLED}" for it in named]
+    if BEFORE in LAUNCHERS:
+        versions.append(f"{BEFORE.title}: commit {Path(BEFORE.python).parents[2].name}")
     linux = platform.release().partition("-")[0]
     machine = [f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start", f"Linux {linux}"]
     return ", ".join([*machine, f"Python {platform.python_version()}", *versions])

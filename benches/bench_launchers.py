@@ -5,6 +5,7 @@ A new one is an entry in LAUNCHERS.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import re
@@ -30,8 +31,10 @@ class Launcher:
     options: Callable[[int, Path], list[str]]
     # For the lines of all ranks on the console, each behind a prefix; None: it cannot.
     shared_console: tuple[str, ...] | None = None
-    # One of rlaunch's two command lines: no rival.
+    # One of rlaunch's two command lines, which keep the promises.
     ours: bool = False
+    # Neither of these nor the rlaunch of another commit.
+    is_rival: bool = True
 
     @property
     def python(self) -> str:
@@ -77,9 +80,22 @@ RLAUNCH = Launcher(
     "rlaunch",
     paddle_options,
     ("--console_ranks=all", "--log_prefix=rank"),
-    True,
+    ours=True,
+    is_rival=False,
 )
-RUN = Launcher("run", "rlaunch.run", "rlaunch.run", "rlaunch", torchrun_options, ("--tee=3",), True)
+RUN = Launcher(
+    "run",
+    "rlaunch.run",
+    "rlaunch.run",
+    "rlaunch",
+    torchrun_options,
+    ("--tee=3",),
+    ours=True,
+    is_rival=False,
+)
+# The rlaunch of another commit (`before.py`), where FAULTS_BEFORE_PYTHON names the interpreter that has it.
+BEFORE = dataclasses.replace(RLAUNCH, name="before", title="rlaunch before", ours=False)
 PADDLE = Launcher("paddle", "Paddle", "paddle.distributed.launch", "paddlepaddle", paddle_options)
 TORCHRUN = Launcher("torchrun", "torchrun", "torch.distributed.run", "torch", torchrun_options, ("--tee=3",))
-LAUNCHERS = (RLAUNCH, RUN, PADDLE, TORCHRUN)
+HAS_BEFORE = "FAULTS_BEFORE_PYTHON" in os.environ
+LAUNCHERS = (RLAUNCH, RUN, *([BEFORE] if HAS_BEFORE else []), PADDLE, TORCHRUN)

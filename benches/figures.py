@@ -75,14 +75,14 @@ class Row:
         if promise.times_less is not None:
             for launcher in LAUNCHERS:
                 theirs = self.cells.get(launcher.name)
-                if not launcher.ours and isinstance(theirs, float) and theirs < ours * promise.times_less:
+                if launcher.is_rival and isinstance(theirs, float) and theirs < ours * promise.times_less:
                     yield (
                         f"{about} {theirs / ours:.1f} times less than {launcher.title}, "
                         f"promised {promise.times_less:g} times"
                     )
 
     def texts(self) -> list[str]:
-        """A text a launcher, rivals' with their ratio to ours."""
+        """A text a launcher; those of rivals, and of another commit, with their ratio to ours."""
         ours = self.cells.get(RLAUNCH.name)
         texts = []
         for launcher in LAUNCHERS:

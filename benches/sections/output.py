@@ -276,7 +276,7 @@ def measure_lines(session: Session) -> None:
             end = time.monotonic()
             return 2 * count / (end - min(run.await_values("start")))
 
-    many = {it.name: session.amount(4_000_000, 1_000_000) if it.ours else 400_000 for it in present()}
+    many = {it.name: 400_000 if it.is_rival else session.amount(4_000_000, 1_000_000) for it in present()}
     blocks = each(lambda it: rate(it, "blocks", many[it.name]))
     session.row("lines, 400 a write", blocks, "/s", Promise("V6", least=1e6))
     # The write rate of the ranks bounds this, not the launcher alone.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench_launchers import LAUNCHERS, PADDLE, RLAUNCH, RUN, TORCHRUN, Launcher, environment
+from bench_launchers import BEFORE, LAUNCHERS, PADDLE, RLAUNCH, RUN, TORCHRUN, Launcher, environment
 from figures import Cell, Promise
 from running import Run, answer, succeed
 from session import Session, each, present
@@ -58,18 +58,18 @@ print(json.dumps(min(times)))
 
 def measure_import(session: Session) -> None:
     """`import` of the package, over bare Python; of `env.py` alone, without the extension; the .pth file."""
-    packages = {RLAUNCH.name: "rlaunch", PADDLE.name: "paddle", TORCHRUN.name: "torch"}
+    packages = {PADDLE.name: "paddle", TORCHRUN.name: "torch"}
 
     def cost(python: str, statement: str, turns: int) -> float:
         return min(timed(lambda: succeed([python, "-c", statement])) for _ in range(turns))
 
     def over_bare(name: str, python: str, turns: int) -> float:
-        return cost(python, f"import {packages[name]}", turns) - cost(python, "pass", 20)
+        return cost(python, f"import {packages.get(name, 'rlaunch')}", turns) - cost(python, "pass", 20)
 
     session.row(
         "import over bare Python",
         each(
-            lambda it: over_bare(it.name, it.python, 20 if it is RLAUNCH else session.amount(4, 1)),
+            lambda it: over_bare(it.name, it.python, session.amount(4, 1) if it.is_rival else 20),
             [it for it in present() if it is not RUN],
         ),
         "ms",
@@ -102,7 +102,7 @@ def measure_launch(session: Session) -> None:
         for turn in range(session.amount(10, 3)):
             floor.append(timed(lambda n=ranks: bare(n, script)))  # type: ignore[misc]
             for launcher in present():
-                if launcher.ours or turn < session.amount(4, 1):
+                if not launcher.is_rival or turn < session.amount(4, 1):
                     command = launcher.command(ranks, session.folder / launcher.name, str(script))
                     times[launcher.name].append(timed(lambda c=command: succeed(c)))  # type: ignore[misc]
         base = statistics.median(floor)
@@ -129,7 +129,7 @@ def measure_first_line(session: Session) -> None:
             return (max(run.await_values("line")) - start) * 1000
 
     for ranks in (2, 8):
-        turns = {it.name: session.amount(10, 3) if it.ours else session.amount(4, 1) for it in present()}
+        turns = {it.name: session.amount(*((4, 1) if it.is_rival else (10, 3))) for it in present()}
         session.row(
             f"first line of the last of {ranks} ranks, p50",
             each(lambda it, n=ranks, t=turns: statistics.median(once(it, n) for _ in range(t[it.name]))),  # type: ignore[misc]
@@ -206,18 +206,18 @@ def measure_spawn(session: Session) -> None:
     written(session.folder, "ranks.py", "def trivial():\n    return 1\n")
     script = written(session.folder, "spawner.py", SPAWN)
 
-    def run(python: str, library: str, ranks: int, method: str, turns: int) -> float:
-        command = [python, str(script), library, str(ranks), method, str(turns)]
+    def run(launcher: Launcher, ranks: int, method: str) -> float:
+        turns = session.amount(*((3, 1) if launcher.is_rival else (7, 3)))
+        command = [launcher.python, str(script), launcher.module, str(ranks), method, str(turns)]
         times: list[float] = answer(command)
         return statistics.median(times) * 1000
 
-    both = [launcher for launcher in present() if launcher in (RLAUNCH, PADDLE)]
+    those = [launcher for launcher in present() if launcher in (RLAUNCH, BEFORE, PADDLE)]
     for method in ("spawn", "forkserver", "fork"):
         for ranks in (2, 8):
-            turns = {RLAUNCH.name: session.amount(7, 3), PADDLE.name: session.amount(3, 1)}
             session.row(
                 f"{ranks} trivial ranks, start method {method}",
-                each(lambda it, r=ranks, m=method, t=turns: run(it.python, it.name, r, m, t[it.name]), both),  # type: ignore[misc]
+                each(lambda it, r=ranks, m=method: run(it, r, m), those),  # type: ignore[misc]
                 "ms",
             )
 
@@ -263,6 +263,9 @@ def measure_start(session: Session) -> None:
     script = written(session.folder, "start.py", START)
     for gib in (0, 4):
         figures = answer([RLAUNCH.python, str(script), str(gib)])
+        if BEFORE in present():
+            before = answer([BEFORE.python, str(script), str(gib)])
+            figures |= {f"before{ranks}": before[f"rlaunch{ranks}"] for ranks in (8, 256)}
         size = "small" if gib == 0 else f"{gib} GiB"
         for ranks in (8, 256):
             cells = {it.name: figures[f"{it.name}{ranks}"] for it in LAUNCHERS if it is not RUN}

@@ -6,6 +6,7 @@ from typing import Any, final
 __all__ = [
     "Creator",
     "Descriptor",
+    "Guardian",
     "Joiner",
     "PortLeases",
     "Rank",
@@ -42,7 +43,6 @@ __all__ = [
     "run_options",
     "set_up_rank_process",
     "stacks_as_faulthandler",
-    "start_guardian",
     "sweep_leftovers",
     "swept_line",
 ]
@@ -78,8 +78,7 @@ def set_up_rank_process(
     nofile: int | None,
     cpus: list[int] | None,
 ) -> None: ...
-def start_guardian(python: bytes, module: bytes, environ: list[bytes], key: str) -> Descriptor: ...
-def guard(fd: int, key: str) -> None: ...
+def guard(fd: int, key: str, since: int) -> None: ...
 def mark_memory(key: str) -> None: ...
 def find_leftovers(key: str) -> list[int]: ...
 def sweep_leftovers(
@@ -166,9 +165,20 @@ class Rank:
     def signal(self, signal: int) -> None: ...
 
 @final
+class Guardian:
+    def __new__(cls, python: bytes, module: bytes, environ: list[bytes], key: str) -> Guardian: ...
+    def fileno(self) -> int: ...
+    def replace_if_ended(self) -> None: ...
+
+@final
 class Joiner:
     def __new__(
-        cls, ranks: list[Rank], grace: float, key: str | None = None, forked: bool = True
+        cls,
+        ranks: list[Rank],
+        grace: float,
+        key: str | None = None,
+        forked: bool = True,
+        guardian: Guardian | None = None,
     ) -> Joiner: ...
     def seen(self) -> list[int]: ...
     def join(self, timeout: float | None, say: Callable[[str], object]) -> None: ...

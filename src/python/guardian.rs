@@ -2,15 +2,16 @@
 //!
 //! It is detached: it causes no SIGCHLD here, and a `wait()` of the host program does not see it.
 
-use super::descriptor::Descriptor;
 use super::errors::os_error;
 use crate::run::sweep;
 use crate::run::sweep::Leftover;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::no_sweep;
 use crate::sys::io::fd;
+use crate::sys::io::poll::Poller;
 use crate::sys::process::procfs::reader::LockedFileReader;
 use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors};
 use crate::sys::process::tree::KeyPlaces;
@@ -20,12 +21,15 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use nix::unistd::dup3;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::collections::BTreeSet;
-use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd};
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Run by a bare interpreter: loads this module and calls `guard`.
 const CODE: &str = "\
@@ -33,36 +37,82 @@ import sys, importlib.util as util
 spec = util.spec_from_file_location('rlaunch._lib', sys.argv[1])
 module = util.module_from_spec(spec)
 spec.loader.exec_module(module)
-module.guard(int(sys.argv[2]), sys.argv[3])";
+module.guard(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))";
 
-/// Starts a guardian. `python`: the interpreter; `module`: this module's file; `key`: the job key of the ranks. It acts
-/// when the returned descriptor and all copies of it are closed.
-#[pyfunction]
-pub fn start_guardian(
-    py: Python<'_>,
-    python: Vec<u8>,
-    module: Vec<u8>,
-    environ: Vec<Vec<u8>>,
-    key: &str,
-) -> PyResult<Descriptor> {
-    let (read, write) = fd::pipe(OFlag::empty()).map_err(os_error)?;
-    let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(os_error)?;
-    let silent = Some(null.as_fd());
-    let argv = [
-        python.clone(),
-        b"-I".to_vec(),
-        b"-S".to_vec(),
-        b"-c".to_vec(),
-        CODE.into(),
-        module,
-        read.as_raw_fd().to_string().into(),
-        key.into(),
-    ];
-    let bad = |e: std::ffi::NulError| PyValueError::new_err(format!("embedded null byte: {e}"));
+/// The guardian of this process. It acts when this process has ended, or when the last reference to this object is gone. A process
+/// that is forked off this one must drop its references at once.
+#[pyclass(frozen, weakref, module = "rlaunch._lib")]
+pub struct Guardian {
+    program: CString,
+    /// The arguments before and after the number of the pipe's read end.
+    argv: [Vec<CString>; 2],
+    envp: Vec<CString>,
+    /// The write end of the pipe that it reads from. Its number stays the same.
+    end: Mutex<OwnedFd>,
+}
+
+#[pymethods]
+impl Guardian {
+    /// Starts it. `python`: the interpreter; `module`: this module's file; `key`: the job key of the ranks.
+    #[new]
+    fn new(py: Python<'_>, python: Vec<u8>, module: Vec<u8>, environ: Vec<Vec<u8>>, key: &str) -> PyResult<Self> {
+        let bad = |e: std::ffi::NulError| PyValueError::new_err(format!("embedded null byte: {e}"));
+        // A guardian that replaces another one is younger than ranks.
+        let began = ProcStat::of(std::process::id() as i32).map_or(0, |stat| stat.started);
+        let before = [python.clone(), b"-I".to_vec(), b"-S".to_vec(), b"-c".to_vec(), CODE.into(), module];
+        let argv = [
+            spawn::c_strings(before).map_err(bad)?,
+            spawn::c_strings([key.into(), began.to_string().into()]).map_err(bad)?,
+        ];
+        let (program, envp) = (CString::new(python).map_err(bad)?, spawn::c_strings(environ).map_err(bad)?);
+        let end = py.detach(|| start(&program, &argv, &envp)).map_err(os_error)?;
+        Ok(Self { program, argv, envp, end: Mutex::new(end) })
+    }
+
+    /// The number of a descriptor that has POLLERR once the guardian has ended, for poll(2).
+    fn fileno(&self) -> i32 {
+        self.lock().as_raw_fd()
+    }
+
+    /// Starts another one if it has ended, as by the OOM killer. OSError: none can be started. Keeps the GIL for this
+    /// millisecond: another thread could fork meanwhile, and the caller's reference would live on in the fork.
+    pub fn replace_if_ended(&self) -> PyResult<()> {
+        let mut end = self.lock();
+        if has_reader(&end) {
+            return Ok(());
+        }
+        let other = start(&self.program, &self.argv, &self.envp).map_err(os_error)?;
+        dup3(&other, &mut end, OFlag::O_CLOEXEC).map_err(os_error)
+    }
+}
+
+impl Guardian {
+    /// Adds `fileno` to the set. An event comes once, and is no error to have been added before.
+    pub fn watch(&self, poll: &Poller, token: u64) {
+        // EEXIST, or a lack of memory: the next start of ranks sees the end of the guardian.
+        let _ = poll.edge(&*self.lock(), token);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OwnedFd> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a process has the read end of this pipe: without one, the write end has POLLERR (poll(2)).
+fn has_reader(end: &OwnedFd) -> bool {
+    poll(&mut [PollFd::new(end.as_fd(), PollFlags::empty())], PollTimeout::ZERO) == Ok(0)
+}
+
+/// Starts a guardian. Returns the write end of its pipe.
+fn start(program: &CStr, argv: &[Vec<CString>; 2], envp: &[CString]) -> io::Result<OwnedFd> {
+    let (read, write) = fd::pipe(OFlag::empty())?;
+    let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
+    let [before, after] = argv;
+    let number = spawn::c_strings([read.as_raw_fd().to_string().into()])?;
     let start = SpawnCommand {
-        program: CString::new(python).map_err(bad)?,
-        argv: spawn::c_strings(argv).map_err(bad)?,
-        envp: spawn::c_strings(environ).map_err(bad)?,
+        program: program.to_owned(),
+        argv: before.iter().chain(&number).chain(after).cloned().collect(),
+        envp: envp.to_vec(),
         group: ProcessGroup::Session,
         cwd: None,
         detached: true,
@@ -72,18 +122,19 @@ pub fn start_guardian(
         default_sigpipe: true,
     };
     // Not the host's: a reader of the host's output must not wait for the guardian.
-    let stdio = [silent, silent, silent];
+    let stdio = [Some(null.as_fd()); 3];
     let descriptors =
         SpawnDescriptors { stdio, keep: vec![(read.as_fd(), read.as_raw_fd())], ..SpawnDescriptors::default() };
-    match py.detach(|| spawn::start(&start, &descriptors)) {
-        Ok(_) => Ok(Descriptor::new(write)),
-        Err(error) => Err(PyOSError::new_err((error.errno, error.to_string()))),
+    match spawn::start(&start, &descriptors) {
+        Ok(_) => Ok(write),
+        Err(error) => Err(io::Error::from_raw_os_error(error.errno)),
     }
 }
 
-/// The guardian's body: waits until the other end of `fd` is closed, then kills all processes with the key.
+/// The guardian's body: waits until the other end of `fd` is closed, then kills all processes with the key that have started since
+/// this time (clock ticks since boot).
 #[pyfunction]
-pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
+pub fn guard(py: Python<'_>, fd: i32, key: &str, since: u64) -> PyResult<()> {
     let end = fd::take_inherited(fd).map_err(os_error)?;
     py.detach(|| {
         let _blocked = signals::block_all();
@@ -95,7 +146,8 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
             }
         }
         // The host is gone: nothing is left to report the swept processes to.
-        sweep::by_key((key, KeyPlaces::EnvironmentAndMemory), &NoSweep::default(), &BTreeSet::new()).map(drop)
+        let key = (key, KeyPlaces::EnvironmentAndMemory);
+        sweep::by_key(key, &NoSweep::default(), &BTreeSet::new(), Some(since)).map(drop)
     })
     .map_err(|error| os_error(error.source))
 }
@@ -118,7 +170,7 @@ pub fn sweep_leftovers(
 ) -> PyResult<(Processes, Processes, Memory)> {
     let failed = failed.into_iter().collect();
     let places = KeyPlaces::of(forked);
-    let swept = py.detach(|| sweep::by_key((key, places), &NoSweep::default(), &failed));
+    let swept = py.detach(|| sweep::by_key((key, places), &NoSweep::default(), &failed, None));
     let swept = swept.map_err(|error| os_error(error.source))?;
     let memory = swept.memory.into_iter().map(|memory| (memory.name, memory.size)).collect();
     let listed = |found: Vec<Leftover>| found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect();
@@ -130,7 +182,10 @@ pub fn sweep_leftovers(
 pub fn find_leftovers(key: &str) -> Vec<i32> {
     let (reader, prefix) = (LockedFileReader::default(), format!("{key}/"));
     let places = KeyPlaces::EnvironmentAndMemory;
-    tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, &prefix), places).found.into_iter().collect()
+    tree::with_key_prefix(&reader, Snapshot::take().young(None), (sweep::KEY, &prefix), places)
+        .found
+        .into_iter()
+        .collect()
 }
 
 /// The line that says what is not found where processes cannot be looked up in /proc; None where they can, and after the

@@ -1,6 +1,7 @@
 //! The join loop of `MultiprocessContext`: runs the command line's engine and supervisor during each call of `join`.
 
 use super::errors::os_error;
+use super::guardian::Guardian;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
 use crate::report::failure_report::{held_by_tracer, unkillable};
@@ -20,6 +21,7 @@ use crate::sys::process::tree::KeyPlaces;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::exceptions::{PyAttributeError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +29,11 @@ use std::time::Duration;
 
 /// A stop that lasts longer than this is announced.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
+
+/// The tokens of the host's descriptors.
+const WAKEUP: u64 = HOST_TOKENS;
+const OVER: u64 = HOST_TOKENS + 1;
+const GUARDIAN: u64 = HOST_TOKENS + 2;
 
 /// What the engine of a join acts on: it starts nothing and reports nothing.
 struct JoinHost<'a>(&'a Joiner);
@@ -40,7 +47,8 @@ impl RankHost for JoinHost<'_> {
     fn before_stop(&mut self) {
         if let Some((prefix, places)) = &self.0.key {
             let reader = LockedFileReader::for_event_loop();
-            let found = tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, prefix), *places).found;
+            let found =
+                tree::with_key_prefix(&reader, Snapshot::take().young(None), (sweep::KEY, prefix), *places).found;
             self.0.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
         }
     }
@@ -59,23 +67,33 @@ pub struct Joiner {
     key: Option<(String, KeyPlaces)>,
     /// The processes of the job when a rank failed.
     seen: Mutex<BTreeSet<i32>>,
+    /// Weak: a process that is forked off this one has to drop its guardian.
+    guardian: Option<Py<PyWeakrefReference>>,
     creator: Creator,
 }
 
 #[pymethods]
 impl Joiner {
     #[new]
-    #[pyo3(signature = (ranks, grace, key=None, forked=true))]
-    fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64, key: Option<&str>, forked: bool) -> PyResult<Self> {
+    /// `guardian`: another one is started if it ends during a `join`.
+    #[pyo3(signature = (ranks, grace, key=None, forked=true, guardian=None))]
+    fn new(
+        ranks: Vec<PyRef<'_, Rank>>,
+        grace: f64,
+        key: Option<&str>,
+        forked: bool,
+        guardian: Option<&Bound<'_, Guardian>>,
+    ) -> PyResult<Self> {
         ranks.iter().try_for_each(|rank| rank.0.parent().check())?;
         let children: Vec<Arc<Child>> = ranks.iter().map(|rank| rank.0.clone()).collect();
         let pids = children.iter().map(|child| child.pid()).collect();
         let grace = Duration::from_secs_f64(grace);
         let engine = Engine::adopting(children, SupervisionPolicy::with_grace(grace)).map_err(os_error)?;
         let over = fd::eventfd(EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
-        engine.poll().readable(&over, HOST_TOKENS + 1).map_err(os_error)?;
+        engine.poll().readable(&over, OVER).map_err(os_error)?;
         let creator = Creator::this_process();
         let key = key.map(|key| (format!("{key}/"), KeyPlaces::of(forked)));
+        let guardian = guardian.map(|guardian| PyWeakrefReference::new(guardian)).transpose()?.map(Bound::unbind);
         Ok(Self {
             pids,
             poll: engine.poll().clone(),
@@ -84,6 +102,7 @@ impl Joiner {
             grace,
             key,
             seen: Mutex::default(),
+            guardian,
             creator,
         })
     }
@@ -93,7 +112,7 @@ impl Joiner {
     /// meanwhile, they are killed at once. `say` is called with a notice when stopping takes long.
     fn join(&self, py: Python<'_>, timeout: Option<f64>, say: &Bound<'_, PyAny>) -> PyResult<()> {
         let wakeup = Wakeup::begin(py)?;
-        let watched = self.with(py, |engine| wakeup.fd().map_or(Ok(()), |fd| engine.poll().edge(fd, HOST_TOKENS)));
+        let watched = self.with(py, |engine| wakeup.fd().map_or(Ok(()), |fd| engine.poll().edge(fd, WAKEUP)));
         let waited = watched.and_then(|()| self.wait(py, timeout, say));
         let unwatched = self.with(py, |engine| {
             // Another thread may have computed its wait before a rank had ended that cannot be reaped yet.
@@ -192,6 +211,7 @@ impl Joiner {
                 (false, _) => deadline.map(|at| at.saturating_sub(now)),
             };
             let before = living.len();
+            self.watch_guardian(py);
             // Without the engine's lock, so that another thread's wait does not delay this one.
             let limit = [limit, next].into_iter().flatten().min();
             py.detach(|| self.poll.ready(limit)).map_err(failed)?;
@@ -217,6 +237,17 @@ impl Joiner {
             }
         }
         interrupted.map_or(Ok(()), Err)
+    }
+
+    /// Starts another guardian if it has ended, and has its end wake the wait.
+    fn watch_guardian(&self, py: Python<'_>) {
+        if let Some(guardian) = self.guardian.as_ref().and_then(|it| it.bind(py).upgrade())
+            && let Ok(guardian) = guardian.cast_into::<Guardian>()
+        {
+            // OSError: the ranks run without one.
+            let _ = guardian.get().replace_if_ended();
+            guardian.get().watch(&self.poll, GUARDIAN);
+        }
     }
 
     /// Runs `body` on the engine without the GIL; two threads in `join` take turns. Fails in a fork of the creator: the epoll

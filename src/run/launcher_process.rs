@@ -259,7 +259,7 @@ impl LauncherSide {
         let swept = sweep::all(&self.earlier_children, &launch.no_sweep, cgroup, clock::now(), &mut || false);
         let mut swept = sweep::result_of_last(swept);
         let key = (launch.job_key.as_str(), launch.key_places());
-        let strays = sweep::result_of_last(sweep::by_key(key, &launch.no_sweep, &BTreeSet::new()));
+        let strays = sweep::result_of_last(sweep::by_key(key, &launch.no_sweep, &BTreeSet::new(), None));
         swept.killed.extend(strays.killed);
         swept.left.extend(strays.left);
         // Descendants have the key too.

@@ -44,8 +44,10 @@ def find_fork_hazard() -> str | None:
     """Returns why a fork would be unsafe, as a text that follows "importing X"; None if it is safe.
 
     Raises:
-        OSError: the system cannot fork this process, or /proc cannot be read.
+        OSError: the system cannot fork this process, or /proc does not show it.
     """
+    if os.readlink("/proc/self") != str(os.getpid()):
+        raise OSError("/proc is that of another PID namespace")
     hazard = find_device_hazard(_list_open_files())
     if hazard is not None:
         return hazard

@@ -104,7 +104,12 @@ def get_zygote(modules: list[str]) -> Zygote:
 
 def _read_inherited() -> tuple[Any, ...]:
     """Returns what a process inherits from this one and a fork request does not carry."""
-    with open("/proc/thread-self/status", encoding="utf-8", errors="surrogateescape") as file:
+    status: tuple[str, ...] = ()
+    # Without /proc the zygote refuses, and says why.
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/thread-self/status", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         status = tuple(line for line in file if line.partition(":")[0] in _INHERITED_STATUS)
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in _INHERITED_LIMITS}
     return (*status, *limits.items(), os.getpriority(os.PRIO_PROCESS, 0))

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import secrets
-import select
 import sys
 import threading
 from multiprocessing import spawn
@@ -22,10 +21,10 @@ KEY = "RLAUNCH_RANK_KEY"
 # The variable that spares a process from the sweep, if its value is 1. No rank inherits it.
 NO_SWEEP = "RLAUNCH_NO_SWEEP"
 
-# This process's key, and the descriptor whose closing tells its guardian that this process has ended. An
-# entry is set in one step: if an exception comes between the guardian's start and that, the guardian
-# watches for a key that no process has.
-_own: dict[str, tuple[str, _lib.Descriptor | None]] = {}
+# This process's key, and its guardian. This is the only reference for longer than a moment: a fork of this
+# process drops it, so that the guardian does not wait for the fork. An entry is set in one step: if an
+# exception comes between the guardian's start and that, the guardian watches for a key that no process has.
+_own: dict[str, tuple[str, _lib.Guardian | None]] = {}
 # Reentrant, because a signal handler may call `spawn`.
 _starting = threading.RLock()
 _numbers = itertools.count()
@@ -35,29 +34,42 @@ def new_key() -> str:
     """Returns a key for the ranks of one more ``spawn``.
 
     The first call in a process starts its guardian: a process that outlives this one, and then ends every
-    process that carries one of its keys. A later call replaces a guardian that has ended, as by the OOM
-    killer. If none can start (no more processes, no interpreter known), ranks still die with this process.
+    process that carries one of its keys. If none can start (no more processes, no interpreter known), ranks
+    still die with this process.
     """
     with _starting:
         own = _own.get(KEY)
-        if own is None or not _is_guarded(own[1]):
-            # With a new key: a guardian that is dropped before its entry is set must have nothing to end.
+        if own is None or own[1] is None:
             own = _own[KEY] = _start_guardian()
+        keep_guardian(own[0])
         return f"{own[0]}/{next(_numbers)}"
 
 
-def _is_guarded(end: _lib.Descriptor | None) -> bool:
-    """Returns whether a guardian reads from the other end of this pipe."""
-    if end is None:
-        return False
-    poll = select.poll()
-    poll.register(end.fileno(), 0)
-    return not poll.poll(0)  # POLLERR: no process has the read end open (poll(2)).
+def find_guardian(key: str) -> _lib.Guardian | None:
+    """Returns the guardian of a key of ``new_key``; None if there is none."""
+    own, guardian = _own.get(KEY, ("", None))
+    return guardian if own == key.partition("/")[0] else None
 
 
-def _start_guardian() -> tuple[str, _lib.Descriptor | None]:
+def keep_guardian(key: str) -> int:
+    """Replaces the guardian of a key if it has ended, as by the OOM killer.
+
+    Returns:
+        The descriptor that is readable once the guardian has ended; -1 if there is none.
+    """
+    guardian = find_guardian(key)
+    if guardian is None:
+        return -1
+    try:
+        guardian.replace_if_ended()
+    except OSError:
+        return -1
+    return guardian.fileno()
+
+
+def _start_guardian() -> tuple[str, _lib.Guardian | None]:
     key = secrets.token_hex(8)
-    end = None
+    guardian = None
     # If PID 1 ends, the kernel ends its whole PID namespace (pid_namespaces(7)).
     python = _find_interpreter()
     if python and os.getpid() != 1:
@@ -65,8 +77,8 @@ def _start_guardian() -> tuple[str, _lib.Descriptor | None]:
         environ = [os.fsencode(f"{k}={v}") for k, v in os.environ.items() if k != KEY]
         with contextlib.suppress(OSError):
             module = os.fsencode(_lib.__file__ or "")
-            end = _lib.start_guardian(python, module, environ, key)
-    return key, end
+            guardian = _lib.Guardian(python, module, environ, key)
+    return key, guardian
 
 
 def _find_interpreter() -> bytes:

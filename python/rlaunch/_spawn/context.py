@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from .. import _lib
-from .._process.guardian import sweep_leftovers, swept_message
+from .._process.guardian import find_guardian, sweep_leftovers, swept_message
 from ..errors import RankError
 from .messages import print_if_possible, print_message
 from .results import ERROR, RESULT, RankQueue, ResultSlot
@@ -151,7 +151,8 @@ class MultiprocessContext(RanksContext):
         self.error_queues = [RankQueue(slot, ERROR, i) for i, slot in enumerate(result_slots)]
         self.return_queues = [RankQueue(slot, RESULT, i) for i, slot in enumerate(result_slots)]
         self._failure: RankError | None = None
-        joiner = _lib.Joiner([process.handle for process in processes], grace, key, self._forked)
+        handles = [process.handle for process in processes]
+        joiner = _lib.Joiner(handles, grace, key, self._forked, find_guardian(key))
         self._joiner: _lib.Joiner | None = joiner
         self._update_from(joiner)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import _lib
 from .._errors.torch_classes import TORCH_SPAWN, peer_class
+from .._process.guardian import keep_guardian
 from ..errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from .context import RanksContext
 from .messages import print_message
@@ -34,7 +35,8 @@ __tracebackhide__ = True
 class _RankGroup:
     """The ranks by their handles, which stay valid when the user closes a process object."""
 
-    def __init__(self, processes: list[RankProcess]) -> None:
+    def __init__(self, processes: list[RankProcess], key: str) -> None:
+        self._key = key
         self._ranks = [process.handle for process in processes]
         self.pids = [rank.pid for rank in self._ranks]
         # The ranks that SIGKILL has not ended, with a line about each.
@@ -82,7 +84,8 @@ class _RankGroup:
         ranks = [self._ranks[index] for index in indices]
         while True:
             left = max(deadline - time.monotonic(), 0)
-            ready = _lib.await_readable([rank.fileno() for rank in ranks], None if left == math.inf else left)
+            watched = [*(rank.fileno() for rank in ranks), keep_guardian(self._key)]
+            ready = _lib.await_readable(watched, None if left == math.inf else left)
             if not ready or left == 0 or any(rank.poll() is not None for rank in ranks):
                 return
             time.sleep(min(left, _TRACED_INTERVAL))
@@ -112,7 +115,7 @@ class ProcessContext(RanksContext):
     def __init__(self, processes: list[RankProcess], result_slots: list[ResultSlot], key: str) -> None:
         super().__init__(processes, result_slots, None, key)
         self._failure: ProcessException | None = None
-        self._group: _RankGroup | None = _RankGroup(processes)
+        self._group: _RankGroup | None = _RankGroup(processes, key)
         self._pids = self._group.pids
         self._clean_up_if_ended()
 

@@ -371,11 +371,13 @@ pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
 }
 
 /// Kills every process of this machine that has a rank key of this job (`KEY/...`): those that are no descendants of a launcher
-/// process, or that outlived it. Removes their shared memory and that of the processes `ended`.
+/// process, or that outlived it. Removes their shared memory and that of the processes `ended`. `oldest`: the start time of the
+/// process that the ranks belong to; `None`: of this one.
 pub fn by_key(
     (key, places): (&str, KeyPlaces),
     no_sweep: &NoSweep,
     ended: &BTreeSet<i32>,
+    oldest: Option<u64>,
 ) -> Result<SweepResult, SweepError> {
     let (mut found, mut recognized) = (Killed::new(), BTreeSet::new());
     let prefix = format!("{key}/");
@@ -391,7 +393,8 @@ pub fn by_key(
         let is_over = dying.is_empty() || killing.is_some_and(|at| since(at) >= KILL_PATIENCE / 2);
         let (mut there, mut late) = (BTreeSet::new(), BTreeSet::new());
         if is_over {
-            there = with_recognized(tree::all_with_key(&reader, &all, (KEY, &prefix), places), &all, &mut recognized);
+            let keyed = tree::with_key_prefix(&reader, all.young(oldest), (KEY, &prefix), places);
+            there = with_recognized(keyed, &all, &mut recognized);
             let spared = no_sweep.take_from(&reader, &mut there, &all, None, &|_| false);
             (left, late) = (leftovers(spared.left), spared.late);
         }

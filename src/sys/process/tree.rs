@@ -189,14 +189,6 @@ pub fn with_key_prefix(
     KeyedProcesses { found: keys.into_iter().filter(|(_, keys)| starts(keys)).map(|(pid, _)| pid).collect(), late }
 }
 
-/// The processes of the snapshot that are not older than this one, as `with_key_prefix` sorts them.
-pub fn all_with_key(reader: &LockedFileReader, all: &Snapshot, key: (&str, &str), places: KeyPlaces) -> KeyedProcesses {
-    let own = std::process::id() as i32;
-    let began = all.get(own).map_or(0, |stat| stat.started);
-    let young = all.processes().filter(|(pid, stat)| *pid != own && stat.started >= began && !stat.is_gone());
-    with_key_prefix(reader, young.map(|(pid, _)| pid), key, places)
-}
-
 /// Kills a process if `is_it` holds for its state. That is read again after its pidfd is open, because the pid may have been
 /// reused since the caller read it. Returns it if the process was killed.
 pub fn kill_if(pid: i32, is_it: impl Fn(&ProcStat) -> bool) -> Option<ProcStat> {
@@ -425,29 +417,6 @@ mod tests {
         assert_eq!(prefix(KeyPlaces::EnvironmentAndMemory), BTreeSet::from([mine.pid(), own()]));
         let is_overwritten = [&b""[..], b"A=1\0", b"a title\0\0"].map(is_overwritten);
         assert_eq!(is_overwritten, [false, false, true]);
-        Ok(())
-    }
-
-    #[test]
-    fn processes_that_are_older_or_gone_are_not_looked_at() -> io::Result<()> {
-        const NAME: &str = "KEY_OF_ANOTHER_TEST";
-        let cats = [(); 3].map(|()| Cat::start(|command| command.env(NAME, "a/1")));
-        let [young, old, zombie] = cats;
-        let (young, old, zombie) = (young?, old?, zombie?);
-        let state = |started: u64, state: char| {
-            ProcStat::of(own()).map(|stat| ProcStat { started, state, ..stat }).ok_or(io::ErrorKind::NotFound)
-        };
-        let all = Snapshot::of([
-            (own(), state(100, 'R')?),
-            (young.pid(), state(100, 'S')?),
-            (old.pid(), state(99, 'S')?),
-            (zombie.pid(), state(101, 'Z')?),
-        ]);
-        let reader = LockedFileReader::default();
-        let keyed = all_with_key(&reader, &all, (NAME, "a/"), KeyPlaces::Environment);
-        assert_eq!(keyed, KeyedProcesses { found: BTreeSet::from([young.pid()]), late: BTreeSet::new() });
-        let all = Snapshot::take();
-        assert_eq!(all_with_key(&reader, &all, (NAME, "a/"), KeyPlaces::Environment).found.len(), 3);
         Ok(())
     }
 

@@ -46,6 +46,14 @@ impl Snapshot {
         self.processes.iter().map(|(pid, stat)| (*pid, stat))
     }
 
+    /// The other processes that have not ended and started at `since` or later (`None`: not before this process).
+    pub fn young(&self, since: Option<u64>) -> Vec<i32> {
+        let own = std::process::id() as i32;
+        let since = since.or_else(|| self.get(own).map(|stat| stat.started)).unwrap_or(0);
+        let young = self.processes().filter(|(pid, stat)| *pid != own && stat.started >= since && !stat.is_gone());
+        young.map(|(pid, _)| pid).collect()
+    }
+
     /// The children of a process, including zombies.
     pub fn children(&self, pid: i32) -> &[i32] {
         self.children.get(&pid).map_or(&[], Vec::as_slice)
@@ -122,6 +130,20 @@ mod tests {
     fn numbers_that_were_reused_meanwhile_make_no_endless_walk() {
         let all = snapshot(&[(5, 6, 1), (6, 5, 1)]);
         assert_eq!(all.descendants(5), BTreeSet::from([5, 6]));
+    }
+
+    #[test]
+    fn young_processes_have_not_ended_and_started_in_time() {
+        let own = std::process::id() as i32;
+        let mut all =
+            snapshot(&[(own, 1, 100), (own + 1, 1, 99), (own + 2, 1, 100), (own + 3, 1, 101), (own + 4, 1, 102)]);
+        if let Some(zombie) = all.processes.get_mut(&(own + 4)) {
+            zombie.state = 'Z';
+        }
+        assert_eq!(all.young(None), [own + 2, own + 3]);
+        assert_eq!(all.young(Some(99)), [own + 1, own + 2, own + 3]);
+        assert_eq!(all.young(Some(101)), [own + 3]);
+        assert_eq!(snapshot(&[(own + 1, 1, 1)]).young(None), [own + 1], "its own age is not known");
     }
 
     #[test]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 from launching import (
     LIMIT,
     TALKING,
@@ -97,6 +98,26 @@ def test_without_proc_ranks_run_and_have_their_status(place: Place) -> None:
     (line,) = (line for line in ended.stderr.splitlines() if "/proc" in line)
     assert "/proc is not mounted" in line
     assert "outlives the job" in line
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "why"),
+    [
+        (WITHOUT_PROC, "No such file or directory: '/proc/self"),
+        (["unshare", "-Urpf", "--kill-child"], "/proc is that of another PID namespace"),
+    ],
+)
+def test_a_preload_that_cannot_be_checked_is_refused(place: Place, namespaces: list[str], why: str) -> None:
+    place.script("")
+    command = [*namespaces, *JOB]
+    command.insert(-1, "--preload=json")
+    ended = subprocess.run(
+        command, cwd=place.folder, env=environment(), stderr=subprocess.PIPE, text=True, timeout=LIMIT
+    )
+    assert ended.returncode == 71
+    assert "whether ranks can be forked cannot be checked" in ended.stderr
+    assert why in ended.stderr
+    assert "with --preload=json,auto every rank imports for itself" in ended.stderr
 
 
 def test_without_proc_ranks_die_with_their_launcher(place: Place, mark: str) -> None:

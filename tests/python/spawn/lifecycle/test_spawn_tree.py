@@ -12,10 +12,11 @@ from typing import Any
 import psutil
 import pytest
 from effort import each
-from stress import METHODS, Parent, all_gone, guardians, wait_inside_join
+from stress import METHODS, Parent, all_gone, eventually, guardians, wait_inside_join
 from tree_parents import (
     forks_a_bystander,
     guardian_is_no_child_of_the_host,
+    joins_for_ever,
     no_interpreter,
     parent_of_a_failing_sharer,
     parent_of_a_traced_rank,
@@ -175,6 +176,20 @@ def test_a_guardian_that_has_died_is_replaced() -> None:
         message = parent.heard()
         os.kill(parent.process.pid, signal.SIGKILL)
         assert all_gone([message["pid"], *message["left"]], 2)
+
+
+@pytest.mark.parametrize("framework", ["paddle", "torch"])
+def test_a_guardian_that_dies_during_a_join_is_replaced_at_once(framework: str) -> None:
+    with Parent(joins_for_ever, framework) as parent:
+        message = parent.heard()
+        wait_inside_join(parent.process.pid)
+        (guardian,) = guardians(parent)
+        os.kill(guardian, signal.SIGKILL)
+        assert all_gone([guardian])
+        assert eventually(lambda: len(guardians(parent)) == 1)
+        os.kill(parent.process.pid, signal.SIGKILL)
+        assert all_gone([message["pid"], *message["left"]], 2)
+        assert parent.leaves_no_process()
 
 
 @each_method

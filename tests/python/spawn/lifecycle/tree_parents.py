@@ -149,6 +149,18 @@ def spawns_twice() -> None:
     spawn(leave_behind, "fork", 1, ("stay",), join=False).join()
 
 
+def leave_behind_by_index(index: int, end: str) -> None:
+    os.environ["PADDLE_TRAINER_ID"] = str(index)
+    leave_behind(end)
+
+
+def joins_for_ever(framework: str) -> None:
+    if framework == "torch":
+        start_processes(leave_behind_by_index, ("stay",), 1, start_method="fork")
+    else:
+        spawn(leave_behind, "fork", 1, ("stay",))
+
+
 def share_as_paddle(end: str) -> None:
     """As a worker of Paddle's DataLoader: what it shares has its pid in the name."""
     name = "/dev/shm/paddle_{}_0_123"
