@@ -34,6 +34,13 @@ def test_it_has_at_most_450_words() -> None:
     assert len(README.split()) <= 450
 
 
+def test_a_minute_of_reading_reaches_the_first_job() -> None:
+    """What it is, why, how to install it and how to run it, at 238 words a minute (Brysbaert, 2019)."""
+    before, _, _ = README.partition(JOBS[0])
+    assert len(before.split()) <= 238
+    assert INSTALLS[0] in before
+
+
 def test_its_figures_are_those_of_the_pages() -> None:
     bullets = re.findall(r"^- \*\*(.*?)\((?:\[[\w ]+\]\(docs/([\w-]+\.md)\))\)\.$", README, re.M | re.S)
     assert [page for _, page in bullets] == ["benchmarks.md", "fault-matrix.md", "hangs.md"]
