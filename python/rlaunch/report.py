@@ -109,9 +109,9 @@ class Report:
     Attributes:
         outcome: ``completed``, ``failed``, ``stopped`` (by a signal), ``not_started`` (the system could not
             start a rank), ``front_lost`` (the launcher was killed), ``store_lost`` or ``node_lost``.
-            Exit status 76: a rank of another node failed. 77: another node received the signal. 74,
-            ``store_lost``: node 0's store, etcd or the master became unreachable, or the job went on
-            without this node. 75, ``node_lost``: another node was lost, which ended the job.
+            Exit status 76: a rank of another node failed. Exit status 77: another node received the signal.
+            ``store_lost`` (74) means that node 0's store, etcd or the master became unreachable, or that the
+            job went on without this node. ``node_lost`` (75) means that another node was lost.
         exit_status: the launcher's exit status.
         culprit: the rank of this node that failed first or could not be started.
         restarts: number of times that all ranks were restarted.

@@ -21,7 +21,7 @@ FOREIGN = """
 --no-kill --nodes --ntasks --ntasks-per-node --num_machines --num_processes --open-mode --output-filename
 --no-deps --overlap --part --pdb --pdbcls --pid --prefix --profile --requeue --scope --shm-size --signal
 --strategy --tag-output --tail --test --time --timeout --use-env --user --wait --wait-for-client --wheel-dir
---with-mpi --write
+--verify --with-mpi --write
 """
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M
