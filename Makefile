@@ -26,7 +26,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py tests/python/test_prose.py
-.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust lint-all test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
+.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust lint-all lint-workflows test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -38,7 +38,7 @@ help:
 	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root; Debian or Ubuntu; four minutes)"
 	@echo "make test-ecosystem  accelerate, Lightning, transformers, TRL, torchmetrics, Paddle's fleet and debugpy on rlaunch (minutes)"
 	@echo "make wheels  builds the wheels of all platforms, audits them and runs them in bare systems; writes docs/wheels.md"
-	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
+	@echo "make docs    builds the documentation site, target/docs/index.html, checks it and looks at it in Chromium"
 	@echo "make site-version  the site as a version of it, in the branch gh-pages: VERSION=dev"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
@@ -82,7 +82,7 @@ $(ECOSYSTEM_ENV)/installed: $(VENV)/torch
 		>"$$($(ECOSYSTEM_ENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
 	touch $@
 
-# What looks at pages of reports in Chromium, which is of the system.
+# What looks at pages of reports and of the docs in Chromium, which is of the system.
 $(VENV)/browser: $(VENV)/installed
 	$(INSTALL) --group browser
 	touch $@
@@ -90,6 +90,11 @@ $(VENV)/browser: $(VENV)/installed
 # What builds the site of the docs.
 $(VENV)/docs: $(VENV)/installed
 	$(INSTALL) --group docs
+	touch $@
+
+# What checks the workflows of GitHub.
+$(VENV)/workflows: $(VENV)/installed
+	$(INSTALL) --group workflows
 	touch $@
 
 # What builds and audits the wheels.
@@ -112,7 +117,10 @@ $(VENV)/built-debug: $(VENV)/installed $(SOURCES)
 	$(LINTED) $(BIN)/maturin develop --locked --quiet --features test-hooks
 	touch $@
 
-docs: site $(VENV)/browser
+# Then that the reference has each public name and each option, and looks at the pages. `make test` has the first two among its tests.
+docs: site $(VENV)/browser $(VENV)/built-debug
+	$(BIN)/python -m pytest --quiet tests/python/test_docs.py tests/python/test_prose.py
+	$(LINTED) $(CARGO) test --quiet --locked --test it reference::
 	$(BIN)/python -m pytest --quiet tests/site
 
 # Fails on a broken link and on a page outside the navigation. The variable turns off a notice about MkDocs 2.
@@ -187,7 +195,11 @@ check: lint-rust $(VENV)/torch check-python
 	@$(MAKE) --no-print-directory check-stub
 	RLAUNCH_SEED=1 $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS) --dist=worksteal $(SMOKE)
 
-lint: lint-rust lint-all check-python check-stub
+lint: lint-rust lint-all lint-workflows check-python check-stub
+
+# actionlint, which runs shellcheck on each command.
+lint-workflows: $(VENV)/workflows
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/actionlint
 
 # Each build with LINTED lints what it compiles; CI lints the rest too.
 lint-rust: $(if $(filter-out 0,$(RLAUNCH_TEST_ALL) $(RLAUNCH_TEST_FULL)),lint-all)

@@ -19,6 +19,8 @@ OUTSIDE = [
     if path.is_file() and path.suffix in ("", ".md", ".py", ".ini")
 ]
 SCHEMAS = ("result", "events", "control")
+# What tests/wheels/project_urls.py writes into the README, for PyPI.
+ADDRESS = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(?:blob|raw)/main/")
 # Of Markdown, and of pictures in HTML.
 LINK = re.compile(r"""(\]\(|\bsrc(?:set)?=")(?![a-z]+:|#)([^)#\s"]+)""")
 
@@ -51,7 +53,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         target = _in_site(os.path.normpath(os.path.join(folder, link[2])))
         return link[1] + os.path.relpath(target, os.path.dirname(place))
 
-    return LINK.sub(point, markdown)
+    return LINK.sub(point, ADDRESS.sub("", markdown) if place == "repository/README.md" else markdown)
 
 
 def _in_repository(place: str) -> str:

@@ -39,7 +39,7 @@ def _fields(part: dict[str, Any], name: str = "") -> list[str]:
     lines = ["| field | type | meaning |", "|---|---|---|"]
     for field, kind in part["properties"].items():
         optional = "" if field in part.get("required", ()) or field == "event" else " (optional)"
-        meaning = kind.get("description", "").replace("|", "\\|")
+        meaning = kind.get("description", "").replace("|", "\\|").replace("\n", "<br>")
         lines.append(f"| `{field}`{optional} | {_type(kind)} | {meaning} |")
     bases = [_type(base) for base in part.get("allOf", ())]
     lines += ["", f"And the fields of {', '.join(bases)}.", ""] if bases else [""]

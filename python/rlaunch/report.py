@@ -107,11 +107,11 @@ class Report:
     """How a job ended on this node.
 
     Attributes:
-        outcome: ``completed``, ``failed`` (exit status 76 if it failed on another node), ``stopped`` (by a
-            signal; 77 if another node received it), ``not_started`` (the system could not
-            start a rank), ``front_lost`` (the launcher was killed), ``store_lost`` (74: node 0's
-            store, etcd or the master became unreachable, or the job went on without this node) or
-            ``node_lost`` (75: another node was lost, which ended the job).
+        outcome: ``completed``, ``failed``, ``stopped`` (by a signal), ``not_started`` (the system could not
+            start a rank), ``front_lost`` (the launcher was killed), ``store_lost`` or ``node_lost``.
+            Exit status 76: a rank of another node failed. Exit status 77: another node received the signal.
+            ``store_lost`` (74) means that node 0's store, etcd or the master became unreachable, or that the
+            job went on without this node. ``node_lost`` (75) means that another node was lost.
         exit_status: the launcher's exit status.
         culprit: the rank of this node that failed first or could not be started.
         restarts: number of times that all ranks were restarted.

@@ -47,7 +47,7 @@ pub const VARIABLES: &[Variable] = &[
     var("OMPI_COMM_WORLD_RANK", "jax", "rank in the job, read by jax", "1"),
     var("OMPI_COMM_WORLD_SIZE", "jax", "number of ranks in the job, read by jax", "2"),
     var("OMPI_MCA_orte_hnp_uri", "jax", "marker by which jax detects the three OMPI_COMM_WORLD variables", "rlaunch"),
-    var("OMP_NUM_THREADS", "launch, legacy, run", "number of OpenMP threads: 1 unless already set; launch, legacy: also 1 if it is no whole number; run: only with several ranks, and with --share-cpus the CPUs that the launcher may use divided by its ranks", "1"),
+    var("OMP_NUM_THREADS", "launch, legacy, run", "number of OpenMP threads: 1 unless already set. For launch and legacy: also 1 if it is no whole number. For run: only with several ranks; with --share-cpus, the CPUs that the launcher may use, divided by its ranks", "1"),
     var("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST", "launch (legacy ps)", "endpoints of the workers of the stages after the first", "127.0.0.1:6003,127.0.0.1:6004"),
     var("PADDLE_AUTO_CLUSTER", "launch", "1 if --auto_cluster_config is true, otherwise 0", "0"),
     var("PADDLE_AUTO_PARALLEL_CONFIG", "launch", "file of --auto_parallel_config; only with that option", "tune.json"),

@@ -66,7 +66,7 @@ def test_jobs_that_write_into_one_folder_are_warned(cluster: Cluster, tmp_path: 
     status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
     assert status == 0, output
     (line,) = [line for line in output.splitlines() if "is in use by another running job" in line]
-    row.seen = f"exit status 0; {line[line.index('the log folder') :].replace(str(tmp_path), '...')}"
+    row.seen = f"exit status 0; `{line[line.index('the log folder') :].replace(str(tmp_path), '...')}`"
 
 
 ARRAY = """#!/bin/bash
@@ -193,4 +193,4 @@ srun {command}
     assert job.wait() == "COMPLETED", job.output()
     assert is_whole(tmp_path, "began"), output
     (line,) = [line for line in output.splitlines() if "this node cannot take part" in line]
-    row.seen = f"the stranger's exit status is {status}: {line.split('rlaunch: error: ')[-1]}"
+    row.seen = f"the stranger's exit status is {status}: `{line.split('rlaunch: error: ')[-1]}`"

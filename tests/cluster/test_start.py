@@ -34,7 +34,7 @@ def test_a_launcher_whose_option_says_one_node_is_refused(cluster: Cluster, tmp_
     assert (status, reported(tmp_path, "began")) == (2, {}), output
     (line, *_) = [line for line in output.splitlines() if "is one node" in line]
     assert "give --standalone" in line
-    row.seen = f"exit status {status}: {line.split('rlaunch: error: ')[-1]}"
+    row.seen = f"exit status {status}: `{line.split('rlaunch: error: ')[-1]}`"
 
 
 @pytest.mark.parametrize(

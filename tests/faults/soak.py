@@ -108,11 +108,13 @@ class Figures:
             python=platform.python_version(),
             cores=os.cpu_count(),
         )
-        rows = [f"| {name} | {text} |" for name, text in self.rows()]
+        rows = [f"| {name} | {text} |" for name, text in self.rows() if name != "ends"]
+        ends = [f"| {end} | {count} |" for end, count in self.ends.most_common()]
         faults = ["", *(f"- {fault}" for fault in self.broken)] if self.broken else []
-        return "\n".join([head, "| | |", "|---|---|", *rows, *faults]) + "\n"
+        return "\n".join([head, "| | |", "|---|---|", *rows, "", *ENDS, *ends, *faults]) + "\n"
 
 
+ENDS = ["| how the launcher ended | runs |", "|---|---|"]
 ALT = "Bars: runs, signals and broken promises; the processes that signals were sent to; the latest stop"
 PAGE = """# Soak
 

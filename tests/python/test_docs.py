@@ -21,7 +21,7 @@ FOREIGN = """
 --no-kill --nodes --ntasks --ntasks-per-node --num_machines --num_processes --open-mode --output-filename
 --no-deps --overlap --part --pdb --pdbcls --pid --prefix --profile --requeue --scope --shm-size --signal
 --strategy --tag-output --tail --test --time --timeout --use-env --user --wait --wait-for-client --wheel-dir
---with-mpi --write
+--verify --with-mpi --write
 """
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M
@@ -66,6 +66,18 @@ def test_each_option_that_the_docs_name_exists() -> None:
     known |= {f"--{name[2:].replace('_', '-')}" for name in known}
     for page in (ROOT / "docs").rglob("*.md"):
         assert options(page.read_text()) - known == set(), page
+
+
+@pytest.mark.parametrize("name", ["differences", "differences-legacy", "differences-torchrun"])
+def test_each_table_of_differences_has_a_reason(name: str) -> None:
+    """In a column, or between the topic's heading and the table."""
+    tables = 0
+    for topic in re.split(r"^#+ ", (ROOT / f"docs/{name}.md").read_text(), flags=re.M):
+        heads = re.findall(r"^(\|.*rlaunch.*\|)\n\|---", topic, re.M)
+        is_explained = "\nReason: " in topic.partition("\n| ")[0]
+        assert [head for head in heads if not is_explained and "| reason |" not in head] == [], topic
+        tables += len(heads)
+    assert tables > 8
 
 
 def test_each_behaviour_is_found_with_one_grep_and_two_files() -> None:

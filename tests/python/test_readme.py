@@ -14,7 +14,8 @@ from effort import each
 from launching import environment
 from paths import ROOT
 
-README = (ROOT / "README.md").read_text()
+# Without the address that tests/wheels/project_urls.py writes.
+README = re.sub(r"https://github\.com/[\w./-]+/(?:blob|raw)/main/", "", (ROOT / "README.md").read_text())
 DOCS = ROOT / "docs"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
 LINES = [line for language, text in BLOCKS if not language for line in text.splitlines()]
@@ -31,6 +32,13 @@ def figures(text: str) -> list[str]:
 def test_it_has_at_most_450_words() -> None:
     """All words between blanks count: those of code blocks, HTML and links too."""
     assert len(README.split()) <= 450
+
+
+def test_a_minute_of_reading_reaches_the_first_job() -> None:
+    """What it is, why, how to install it and how to run it, at 238 words a minute (Brysbaert, 2019)."""
+    before, _, _ = README.partition(JOBS[0])
+    assert len(before.split()) <= 238
+    assert INSTALLS[0] in before
 
 
 def test_its_figures_are_those_of_the_pages() -> None:

@@ -29,8 +29,8 @@ def spawn(
 
     Args:
         func: what each rank runs. With every start method but ``fork`` it is pickled: by name if it is
-            defined at the top level of a module that ranks can import; otherwise (a lambda, a closure, a
-            function of a notebook or a prompt) by value, which needs cloudpickle.
+            defined at the top level of a module that ranks can import, otherwise by value. A lambda, a
+            closure, and a function of a notebook or a prompt are sent by value, which needs cloudpickle.
         args: its arguments; pickled likewise.
         nprocs: number of ranks. -1: one for each device, or for each CPU on a machine without devices.
             0 and numbers below -1: none, with a warning.
