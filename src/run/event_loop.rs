@@ -104,7 +104,7 @@ pub fn run(
     }
     let event_loop = EventLoop {
         exits: ExitDetector::new(launch.hang.exit_timeout, PolledReader::new(&launch.stack_reader)),
-        hangs: HangDetector::new(launch.hang.timeout, PolledReader::new(&launch.stack_reader)),
+        hangs: HangDetector::new(launch.hang.timeout, launch.plan.nnodes > 1, PolledReader::new(&launch.stack_reader)),
         engine,
         ranks,
         launch,
