@@ -309,7 +309,7 @@ impl<'a> EventLoop<'a> {
                 }
                 if let Some(grace) = self.launch.status.take_grace_limit() {
                     self.send(SupervisorEvent::LimitGrace(grace))?;
-                    self.shorten_notice(grace)?;
+                    self.shorten_notice(grace);
                 }
             }
             REQUESTS => match self.supervisor.requested() {

@@ -67,6 +67,11 @@ impl JobKeys {
     pub fn answers(&self, id: &str) -> String {
         format!("{}answers/{}/", self.base, escape(id))
     }
+
+    /// What other nodes tell this one alone.
+    pub fn told(&self, node: &str) -> String {
+        format!("{}told/{}/", self.base, escape(node))
+    }
 }
 
 /// The key of a name below a prefix.
