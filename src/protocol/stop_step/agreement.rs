@@ -176,7 +176,7 @@ impl StopAgreement {
             if self.document.decision.is_none() {
                 self.decide(now, Decision::Abandoned, effects);
                 if self.own != COORDINATOR {
-                    // Node 0 does not answer, and may have told nobody.
+                    // Node 0 does not answer, and the other nodes may not know of the notice.
                     effects.push(StopEffect::Send(StopRecipient::All, self.document));
                 }
             } else {

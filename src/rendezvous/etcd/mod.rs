@@ -10,10 +10,10 @@
 //! | `members/{version}/{n}` | the members' list, in pieces | the job's |
 //! | `board/questions/{id}` | a question of one node to all others | that node's |
 //! | `answers/{id}/{node}` | a node's answer | that of the node that asks |
-//! | `told/{node}/{id}` | what a node tells another one alone | that of the node that tells |
+//! | `sent/{node}/{id}` | what a node sends to another one alone | that of the node that sends |
 //!
 //! A node joins by one transaction, which puts its record, puts the leader's key if there is none, and reads the job's state. All
-//! nodes watch `board/`; the leader watches `nodes/` as well, and the first node of a round `told/` of its own. The leader's
+//! nodes watch `board/`; the leader watches `nodes/` as well, and the first node of a round `sent/` of its own. The leader's
 //! writes are fenced by its term and by the revision of the last state. The last node that leaves deletes everything; if none
 //! could, the job's lease does.
 //!

@@ -97,7 +97,7 @@ impl EtcdQuestions {
     /// The watches of the nodes that it is for show a key also where it is deleted at once.
     fn tell(&self, number: u64, to: Option<&str>, text: &str) -> Result<(), EtcdError> {
         let Some((id, lease)) = self.id_of(number, text) else { return Ok(()) };
-        let key = to.map_or_else(|| self.keys.question(&id), |node| codec::below(&self.keys.told(node), &id));
+        let key = to.map_or_else(|| self.keys.question(&id), |node| codec::below(&self.keys.sent_to(node), &id));
         let put = json!({ "request_put": codec::put(&key, text, lease) });
         self.call(&json!({ "success": [put] }))?;
         self.call(&json!({ "success": [{ "request_delete_range": codec::get(&key) }] })).map(drop)
@@ -108,8 +108,8 @@ impl EtcdQuestions {
         if self.own.is_some() {
             return Ok(());
         }
-        let (told, listener) = (self.keys.told(&self.own_id), self.listener.clone());
-        let prefix = told.clone();
+        let (sent, listener) = (self.keys.sent_to(&self.own_id), self.listener.clone());
+        let prefix = sent.clone();
         let on_event = move |event| {
             // What is missed is lost: it is sent again.
             let WatchEvent::Changes(changes) = event else { return };
@@ -123,7 +123,7 @@ impl EtcdQuestions {
                 }
             }
         };
-        let watch = WatchHandle::start(&self.caller.client, told, (0, self.patience), on_event)
+        let watch = WatchHandle::start(&self.caller.client, sent, (0, self.patience), on_event)
             .map_err(|error| EtcdError::Unreachable(error.to_string()))?;
         self.own = Some(watch);
         Ok(())

@@ -314,11 +314,11 @@ fn a_node_that_abandons_the_agreement_alone_tells_all_others() {
     assert!(matches!(effects[..], [StopEffect::Send(StopRecipient::Coordinator, _)]), "{effects:?}");
     effects.clear();
     own.handle_timeout(PATIENCE, &mut effects);
-    let told = effects.iter().find_map(|effect| match effect {
+    let sent = effects.iter().find_map(|effect| match effect {
         StopEffect::Send(StopRecipient::All, document) => Some(*document),
         _ => None,
     });
-    let document = told.unwrap();
+    let document = sent.unwrap();
     let mut other = StopAgreement::new((2, nodes), PATIENCE, RESEND);
     effects.clear();
     other.handle(PATIENCE, StopEvent::Noticed, Some(7), &mut effects);

@@ -68,9 +68,9 @@ impl JobKeys {
         format!("{}answers/{}/", self.base, escape(id))
     }
 
-    /// What other nodes tell this one alone.
-    pub fn told(&self, node: &str) -> String {
-        format!("{}told/{}/", self.base, escape(node))
+    /// What other nodes send to this one alone.
+    pub fn sent_to(&self, node: &str) -> String {
+        format!("{}sent/{}/", self.base, escape(node))
     }
 }
 

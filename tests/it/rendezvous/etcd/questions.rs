@@ -31,7 +31,7 @@ fn next_id(heard: &Receiver<QuestionEvent>, asker: &str, text: &str) -> String {
 
 fn keys(etcd: &Etcd) -> Vec<String> {
     let all = etcd.keys("/rlaunch/job/");
-    all.into_iter().filter(|key| ["questions/", "answers/", "told/"].iter().any(|part| key.contains(part))).collect()
+    all.into_iter().filter(|key| ["questions/", "answers/", "sent/"].iter().any(|part| key.contains(part))).collect()
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn what_a_node_tells_is_heard_and_leaves_no_key() {
 }
 
 #[test]
-fn what_is_told_to_one_node_reaches_no_other_and_leaves_no_key() {
+fn what_is_sent_to_one_node_reaches_no_other_and_leaves_no_key() {
     let etcd = Etcd::start();
     let config = config(&[etcd.endpoint()], "job");
     let (mut a, mut b) = two(&config);
@@ -111,7 +111,7 @@ fn what_is_told_to_one_node_reaches_no_other_and_leaves_no_key() {
         text: text.into(),
     };
     from_a.send(QuestionMessage::ReceiveOwn);
-    // The watch has begun once something comes: what is told before is lost.
+    // The watch has begun once something comes: what is sent before is lost.
     let text_of = |event: QuestionEvent| match event {
         QuestionEvent::Asked { asker, text, .. } if asker == "b" => text,
         other => panic!("{other:?}"),
@@ -127,7 +127,7 @@ fn what_is_told_to_one_node_reaches_no_other_and_leaves_no_key() {
     from_b.send(tell(1002, Some("a"), "for a"));
     let mut heard = std::iter::repeat_with(|| text_of(at_a.recv_timeout(LIMIT).unwrap()));
     assert_eq!(heard.find(|text| text != "hurry").unwrap(), "for a");
-    // b does not receive what is told to it alone before it asks for that.
+    // b does not receive what is sent to it alone before it asks for that.
     from_a.send(tell(1, Some("b"), "early"));
     from_a.send(tell(2, None, "to all"));
     next_id(&at_b, "a", "to all");

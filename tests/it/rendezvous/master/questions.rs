@@ -59,7 +59,7 @@ fn each_node_asks_all_others() {
 }
 
 #[test]
-fn what_is_told_to_one_node_reaches_no_other() {
+fn what_is_sent_to_one_node_reaches_no_other() {
     let (_server, port) = started(config(None, LEASE));
     let (mut teller, mut first, mut other) = (Bare::new(port, None), Bare::new(port, None), Bare::new(port, None));
     teller.hello("t", "job", 3);
