@@ -143,9 +143,14 @@ impl StopAgreement {
         self.time.limit(now, ends);
     }
 
-    /// The same, as another node has sent it.
-    pub fn hear_time(&mut self, now: Duration, from: usize, ends: Duration) {
-        self.time.hear(now, from, ends);
+    /// The same, as another node has sent it. `asks`: that node did not know this one's time (`asks_for_time`).
+    pub fn hear_time(&mut self, now: Duration, (from, ends): (usize, Duration), asks: bool) {
+        self.time.hear(now, (from, ends), asks);
+    }
+
+    /// Whether this node does not know yet that the nodes to which it sends know its time: each message says so.
+    pub fn asks_for_time(&self) -> bool {
+        !self.time.is_known()
     }
 
     /// Handles an event. `newest`: the newest step of this node's ranks, as read lately.

@@ -30,37 +30,39 @@ impl NoticeTime {
     /// The time is not later than this. The others hear of it at once if it has become shorter.
     pub fn limit(&mut self, now: Duration, ends: Duration) {
         if self.ends.is_none_or(|known| ends < known) {
-            self.ends = Some(ends);
-            self.pause = self.first_pause;
-            self.resends = (!self.is_known()).then_some(now);
+            (self.ends, self.pause, self.resends) = (Some(ends), self.first_pause, Some(now));
         }
     }
 
-    /// Another node knows this time.
-    pub fn hear(&mut self, now: Duration, from: usize, ends: Duration) {
+    /// Another node knows this time. `asks`: it does not know whether this node does, and needs a message to learn it.
+    pub fn hear(&mut self, now: Duration, (from, ends): (usize, Duration), asks: bool) {
         if let Some((_, known)) = self.others.iter_mut().find(|(node, _)| *node == from) {
             *known = Some(ends);
         }
-        self.limit(now, ends);
         if self.is_known() {
             self.resends = None;
         }
+        if asks {
+            self.resends = Some(now);
+        }
+        self.limit(now, ends);
     }
 
     /// When the time has to be sent; `None`: not before the next event.
     pub fn due(&self) -> Option<Duration> {
-        self.resends
+        self.resends.filter(|_| !self.others.is_empty())
     }
 
     /// A message has been sent to the others, with the time.
     pub fn note_sent(&mut self, now: Duration) {
-        let next = self.resends.map(|_| now + self.pause);
-        // It is useless once it is over.
-        self.resends = next.filter(|next| self.ends.is_some_and(|ends| *next < ends));
+        let next = now + self.pause;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        // It is useless once it is over.
+        self.resends = self.ends.filter(|ends| next < *ends && !self.is_known()).map(|_| next);
     }
 
-    fn is_known(&self) -> bool {
+    /// Whether all others know a time that is not later.
+    pub fn is_known(&self) -> bool {
         let latest = self.ends.map_or(Duration::MAX, |ends| ends.saturating_add(TOLERANCE));
         self.others.iter().all(|(_, known)| known.is_some_and(|known| known <= latest))
     }

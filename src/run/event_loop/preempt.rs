@@ -222,7 +222,7 @@ impl EventLoop<'_> {
             }
             Some(_) => {}
         }
-        self.agreement_in_place().hear_time(clock::now(), from, heard.ends);
+        self.agreement_in_place().hear_time(clock::now(), (from, heard.ends), message.asks_for_time);
         self.agree(StopEvent::Heard { from, document: message.stop })
     }
 
@@ -230,7 +230,8 @@ impl EventLoop<'_> {
         let left = |at: Duration| at.saturating_sub(clock::now());
         let notice = self.launch.preempt_link.notice();
         let times = notice.map_or((Duration::ZERO, None), |one| (left(one.ends), one.kills.map(left)));
-        StopMessage::new(self.round_number(), times, document)
+        let asks_for_time = self.agreement.as_ref().is_some_and(StopAgreement::asks_for_time);
+        StopMessage::new(self.round_number(), times, document).asking_for_time(asks_for_time)
     }
 
     /// The ranks of this node have ended: nodes that do not know of the decision hear of it nevertheless.
