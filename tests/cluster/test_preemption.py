@@ -72,11 +72,8 @@ def test_a_preempted_job_is_queued_again_until_the_limit(cluster: Cluster, tmp_p
 
 
 # Notes what the launcher reads, too.
-TIME_LIMIT = TRAINS.replace(
-    "while not",
-    """tell("kill-wait", os.environ.get("RLAUNCH_SLURM_KILL_WAIT"))
-while not""",
-)
+NOTES = 'tell("kill-wait", os.environ.get("RLAUNCH_SLURM_KILL_WAIT"))'
+TIME_LIMIT = TRAINS.replace("while not rlaunch", f"{NOTES}\nwhile not rlaunch")
 
 
 @pytest.mark.timeout(240)
