@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from pathlib import Path
@@ -12,6 +13,8 @@ from bench import ABOUT, replace_sections
 from bench_launchers import BEFORE, LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN
 from figures import Cell, Figures, Promise, Row
 from picture import DRAWN, charts, picture
+from sections import newcomers
+from session import Session
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -130,3 +133,39 @@ def test_bars_are_as_long_as_their_figures() -> None:
         LABELS + longest / 160, abs=0.1
     )
     assert re.findall(r">([\d.]+ ms)<", drawn) == ["30 ms", "2400 ms"]
+
+
+NEWCOMERS: dict[str | None, dict[str, Cell]] = {
+    newcomers.NO_START: {"rounds": 0.0, "pause": 0.02},
+    newcomers.FAILS: {"rounds": 1.0, "pause": 1.15},
+    newcomers.HANGS: {"rounds": 1.0, "pause": newcomers.HANG_TIMEOUT + 14.0},
+    None: {"rounds": 1.0, "world": 7.0},
+}
+ENDED = "the job makes no more steps"
+
+
+@pytest.mark.parametrize(
+    ("kind", "figure", "seen", "is_kept"),
+    [
+        (None, "rounds", 1.0, True),
+        (None, "rounds", 2.0, False),
+        (None, "world", 6.0, False),
+        (newcomers.NO_START, "rounds", 1.0, False),
+        (newcomers.NO_START, "pause", 1.2, False),
+        (newcomers.FAILS, "rounds", 2.0, False),
+        (newcomers.FAILS, "pause", ENDED, False),
+        (newcomers.HANGS, "rounds", 2.0, False),
+        (newcomers.HANGS, "pause", 53.3, False),
+        (newcomers.HANGS, "pause", ENDED, False),
+    ],
+)
+def test_a_bad_newcomer_that_costs_more_than_a_round_breaks_a_promise(
+    kind: str | None, figure: str, seen: Cell, is_kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cells = {**NEWCOMERS, kind: {**NEWCOMERS[kind], figure: seen}}
+    monkeypatch.setattr(newcomers, "missing", lambda: None)
+    monkeypatch.setattr(newcomers, "machines", lambda _: contextlib.nullcontext([]))
+    monkeypatch.setattr(newcomers, "figures_of", lambda *args: cells[args[3]])
+    figures = Figures()
+    newcomers.measure_newcomers(Session(tmp_path, True, figures, "newcomers"))
+    assert (figures.broken() == []) is is_kept, figures.broken()

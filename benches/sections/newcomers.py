@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench_launchers import RUN, TORCHRUN, Launcher
-from figures import NOT_INSTALLED, Cell
+from figures import NOT_INSTALLED, Cell, Promise
 from machines import Node, cgroup, hosts, missing
 from running import Late
 from sections.nodes import RANK, Job, Where, now
@@ -25,13 +25,19 @@ WINDOW = 75.0
 HANG_TIMEOUT = 20
 # That time, and those to watch the stacks and to begin the next round, after the window of the others.
 HANG_WINDOW = WINDOW + HANG_TIMEOUT + 25
+NO_START = "cannot start its program"
+FAILS = "has ranks that fail"
 HANGS = f"has ranks that hang at their start (rlaunch: --hang-timeout {HANG_TIMEOUT})"
 # What the ranks of a newcomer run.
 KINDS = {
-    "cannot start its program": ("no-interpreter", "#!/no/such/interpreter\n"),
-    "has ranks that fail": ("fails.py", "import sys\nsys.exit(7)\n"),
+    NO_START: ("no-interpreter", "#!/no/such/interpreter\n"),
+    FAILS: ("fails.py", "import sys\nsys.exit(7)\n"),
     HANGS: ("hangs.py", "import time\ntime.sleep(3600)\n"),
 }
+NAME = "bad newcomer"
+# The most that each may cost the job: further rounds that make steps, and a time without a step.
+# One that hangs costs the timeout, two looks at its stacks of 5 s each, and a restart of ranks of torch.
+MOST = {NO_START: (0, 1.0), FAILS: (1, 5.0), HANGS: (1, HANG_TIMEOUT + 20.0)}
 
 # As `nodes.RANK`, by torch: only there can a launcher see that ranks wait for each other.
 TORCH_RANK = """
@@ -114,12 +120,16 @@ def measure_newcomers(session: Session) -> None:
         for kind in KINDS:
             rounds, pause = of_each(session, nodes, kind, ("rounds", "pause"))
             title = f"a node joins that {kind}"
-            session.row(f"{title}: further rounds that make steps", rounds, "")
-            session.row(f"{title}: longest time without a step", pause, "s")
+            most_rounds, most_pause = MOST[kind]
+            promise = Promise(NAME, most=most_rounds)
+            session.row(f"{title}: further rounds that make steps", rounds, "", promise)
+            session.row(f"{title}: longest time without a step", pause, "s", Promise(NAME, most=most_pause))
         rounds, world = of_each(session, nodes, None, ("rounds", "world"))
         title = f"{ARRIVING} nodes join, {ARRIVE_EVERY:g} s apart"
-        session.row(f"{title}: further rounds that make steps", rounds, "")
-        session.row(f"{title}: nodes of the job afterwards", world, "")
+        promise = Promise("newcomers", most=1)
+        session.row(f"{title}: further rounds that make steps", rounds, "", promise)
+        promise = Promise("newcomers", least=2 + ARRIVING)
+        session.row(f"{title}: nodes of the job afterwards", world, "", promise)
 
 
 def of_each(

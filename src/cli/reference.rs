@@ -138,9 +138,13 @@ fn variable_page() -> String {
 }
 
 /// Variables that change rlaunch and set no option.
-const OTHER_VARIABLES: [(&str, &str); 3] = [
+const OTHER_VARIABLES: [(&str, &str); 4] = [
     ("RLAUNCH_INSTALL", "programs that call torchrun or Paddle's launchers run on rlaunch ([how](../install.md))"),
     ("RLAUNCH_RUNTIME_DIR", "folder of the control sockets of running jobs (default: `/tmp/rlaunch-UID`)"),
+    (
+        "RLAUNCH_SLURM_KILL_WAIT",
+        "Slurm's KillWait in seconds (default: 30; [how to set it](../slurm.md#how-a-job-ends))",
+    ),
     ("RLAUNCH_STORE_WAIT", "with `0`, ranks do not wait for the store of rank 0 ([why they do](../frameworks.md))"),
 ];
 

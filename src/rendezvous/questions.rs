@@ -70,13 +70,17 @@ pub enum QuestionMessage {
         /// The question.
         text: String,
     },
-    /// Something that all other nodes are to know, and that has no answer.
+    /// Something that another node is to know, or all others are, and that has no answer.
     Tell {
         /// Its number, as that of a question.
         number: u64,
+        /// The id of the node, which has sent `ReceiveOwn` before; `None`: all other nodes.
+        to: Option<String>,
         /// What they receive as a question.
         text: String,
     },
+    /// This node receives what others send to it alone from now on.
+    ReceiveOwn,
     /// An answer.
     Answer {
         /// The node that has asked.

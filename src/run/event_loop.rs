@@ -104,7 +104,7 @@ pub fn run(
     }
     let event_loop = EventLoop {
         exits: ExitDetector::new(launch.hang.exit_timeout, PolledReader::new(&launch.stack_reader)),
-        hangs: HangDetector::new(launch.hang.timeout, PolledReader::new(&launch.stack_reader)),
+        hangs: HangDetector::new(launch.hang.timeout, launch.plan.nnodes > 1, PolledReader::new(&launch.stack_reader)),
         engine,
         ranks,
         launch,
@@ -309,7 +309,7 @@ impl<'a> EventLoop<'a> {
                 }
                 if let Some(grace) = self.launch.status.take_grace_limit() {
                     self.send(SupervisorEvent::LimitGrace(grace))?;
-                    self.shorten_notice(grace)?;
+                    self.shorten_notice(grace);
                 }
             }
             REQUESTS => match self.supervisor.requested() {

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// The longest time to the next look at ranks that hang: other nodes act on what was seen last.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// The time from the first further look at ranks that hold up other nodes to the second; it doubles each time.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What a look at the ranks has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +16,9 @@ pub enum HangLook {
     Moved,
     /// All ranks are silent, and no stack has moved.
     Still,
+    /// The same, and some have been idle since their start while those of other nodes may wait for them. These nodes act on a
+    /// further look.
+    StillAtStart,
     /// The ranks could not be looked at.
     Failed,
 }
@@ -55,12 +60,14 @@ enum HangPhase {
 pub struct HangWatch {
     timeout: Option<Duration>,
     phase: HangPhase,
+    /// The time to the look after the next one, where ranks hold up other nodes.
+    pause: Duration,
 }
 
 impl HangWatch {
     /// `timeout`: how long no rank has to write anything; `None`: hangs are not looked for.
     pub fn new(timeout: Option<Duration>) -> Self {
-        Self { timeout, phase: HangPhase::Off }
+        Self { timeout, phase: HangPhase::Off, pause: Duration::ZERO }
     }
 
     /// When `HangEvent::Due` is due; `None`: not before another event.
@@ -90,9 +97,17 @@ impl HangWatch {
                     (HangPhase::Waiting { look_at: now.saturating_add(rest), reported: false }, None)
                 }
                 HangLook::Moved => (HangPhase::Waiting { look_at: later, reported: false }, None),
-                HangLook::Still => {
+                HangLook::Still | HangLook::StillAtStart => {
                     let action = (!reported).then_some(HangAction::Report);
-                    let soon = now.saturating_add(timeout.min(LOOK_AGAIN));
+                    // Those of other nodes may report later than this one: further looks follow at growing intervals, the first
+                    // at once.
+                    let (pause, next) = match look {
+                        HangLook::StillAtStart if reported => (self.pause, (self.pause * 2).max(FIRST_PAUSE)),
+                        HangLook::StillAtStart => (Duration::ZERO, FIRST_PAUSE),
+                        _ => (LOOK_AGAIN, LOOK_AGAIN),
+                    };
+                    self.pause = next.min(LOOK_AGAIN);
+                    let soon = now.saturating_add(timeout.min(pause));
                     (HangPhase::Waiting { look_at: soon, reported: true }, action)
                 }
                 HangLook::Failed => (HangPhase::Waiting { look_at: later, reported }, None),
@@ -139,6 +154,32 @@ mod tests {
         assert_eq!(next(405, HangLook::Still), (true, None, true));
         assert_eq!(next(505, HangLook::Moved), (true, None, false));
         assert_eq!(next(605, HangLook::Still), (false, Some(HangAction::Report), true));
+    }
+
+    #[test]
+    fn ranks_that_hold_up_other_nodes_are_looked_at_again_at_once_and_then_less_and_less_often() {
+        let mut watch = looking();
+        let mut now = 105;
+        assert_eq!(watch.handle(at(now), HangEvent::Looked(HangLook::StillAtStart)), Some(HangAction::Report));
+        for pause in [0, 5, 10, 20, 40, 60, 60] {
+            assert_eq!(watch.due(), Some(at(now + pause)));
+            assert_eq!(watch.handle(at(now + pause), HangEvent::Due), Some(HangAction::Look));
+            now += pause + 5;
+            assert_eq!(watch.handle(at(now), HangEvent::Looked(HangLook::StillAtStart)), None);
+        }
+        // They have gone on, and hang again.
+        watch.handle(at(now + 60), HangEvent::Due);
+        watch.handle(at(now + 65), HangEvent::Looked(HangLook::Moved));
+        watch.handle(at(now + 165), HangEvent::Due);
+        let action = watch.handle(at(now + 170), HangEvent::Looked(HangLook::StillAtStart));
+        assert_eq!((action, watch.due()), (Some(HangAction::Report), Some(at(now + 170))));
+        let mut short = HangWatch::new(Some(at(2)));
+        short.handle(at(0), HangEvent::Running);
+        for now in [2, 4, 8] {
+            short.handle(at(now), HangEvent::Due);
+            short.handle(at(now + 2), HangEvent::Looked(HangLook::StillAtStart));
+        }
+        assert_eq!(short.due(), Some(at(12)), "no later than the timeout");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import nvml
 import pytest
 from launching import until
 from paths import ROOT
+from ranks_of_jobs import FRONT_ENDS, write
 from scenario_table import Row
 from slurm_cluster import Cluster
 
@@ -55,26 +57,69 @@ def test_the_guide_s_job_is_queued_again_and_resumes(
     row.seen = f"saved step {int(first) - 1}, queued again, resumed; saved step {saved} at scancel"
 
 
+# It has waited for the others once, so that all take part.
+PADDLE_FAILS = """
+import os
+import paddle
+import paddle.distributed as dist
+
+dist.init_parallel_env()
+dist.barrier()
+if dist.get_rank() == 3:
+    os._exit(7)
+dist.barrier()
+"""
+
+
+def logs_of_ranks(folder: Path) -> list[str]:
+    """What each rank has written."""
+    return [path.read_text() for path in sorted(folder.glob("log/node-*/workerlog.*"))]
+
+
 def saved_step(folder: Path) -> int:
     """srun ends before its launchers, so its console does not say what was saved last."""
     command = [sys.executable, "-c", "import torch; print(torch.load('checkpoint.pt')['step'])"]
     return int(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout)
 
 
-def test_a_job_of_paddle(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    command = "python -m rlaunch --nproc_per_node 2 train.py"
+# rlaunch.run sets the variables of Paddle on one node only.
+PADDLE_JOBS = {name: command for name, command in FRONT_ENDS.items() if name != "python -m rlaunch.run"}
+
+
+@pytest.mark.parametrize("front_end", PADDLE_JOBS)
+def test_a_job_of_paddle(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    command = PADDLE_JOBS[front_end]
     row.begin(
-        "the Paddle program of [Get started](get-started/paddle.md)",
+        f"the Paddle program of [Get started](get-started/paddle.md), `{front_end}`",
         f"srun --nodes=2 --ntasks-per-node=1 {command}",
         "it trains on 4 ranks",
     )
     program = block("get-started/paddle.md", "train.py")
-    (tmp_path / "train.py").write_text(f"{program}print(dist.get_world_size(), 'ranks')\n")
+    write(tmp_path, f"{program}print(dist.get_world_size(), 'ranks')\n")
     status, output = cluster.finish(
         "srun", "--nodes=2", "--ntasks-per-node=1", *command.split(), folder=tmp_path
     )
-    logs = [path.read_text() for path in sorted(tmp_path.glob("log/node-*/workerlog.*"))]
+    logs = logs_of_ranks(tmp_path)
     assert status == 0, (output, logs)
     assert ["4 ranks" in log for log in logs] == [True] * 4, logs
     losses = [re.findall(r"epoch 3: loss ([\d.]+)", log)[0] for log in logs]
     row.seen = f"exit status {status}; losses of the ranks: {', '.join(losses)}"
+
+
+@pytest.mark.parametrize("front_end", PADDLE_JOBS)
+def test_a_rank_of_paddle_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    command = PADDLE_JOBS[front_end]
+    row.begin(
+        f"rank 3 of a Paddle program exits with 7, the others wait for it in a collective, `{front_end}`",
+        f"srun --nodes=2 --ntasks-per-node=1 {command}",
+        "all launchers end, and name rank 3",
+    )
+    write(tmp_path, PADDLE_FAILS)
+    status, output = cluster.finish(
+        "srun", "--nodes=2", "--ntasks-per-node=1", *command.split(), folder=tmp_path
+    )
+    # A program that does not catch WorkerError exits with 1.
+    assert status == (1 if "launch()" in front_end else 7), (output, logs_of_ranks(tmp_path))
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("log/node-*/rlaunch/result.json")]
+    assert [result["job_culprit"]["rank"] for result in results] == [3, 3], (results, output)
+    row.seen = f"exit status {status}; both nodes' result.json names rank 3"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pytest
 from launching import until
+from paths import ROOT
 from ranks_of_jobs import RANK, is_whole, reported, write
 from scenario_table import Row
-from slurm_cluster import Cluster
+from slurm_cluster import KILL_WAIT, Cluster
 
 COMMAND = (
     "python -m rlaunch --nproc_per_node 2 --preempt_file notice --requeue 1 "
@@ -65,4 +68,38 @@ def test_a_preempted_job_is_queued_again_until_the_limit(cluster: Cluster, tmp_p
     assert 0 < first < second
     results = [json.loads(path.read_text()) for path in tmp_path.glob("log/*/node-*/rlaunch/result.json")]
     assert [result["outcome"] for result in results] == ["preempted"] * len(results)
+    row.seen = f"saved step {first} on both nodes, queued again, saved step {second}; exit status 78"
+
+
+# Notes what the launcher reads, too.
+NOTES = 'tell("kill-wait", os.environ.get("RLAUNCH_SLURM_KILL_WAIT"))'
+TIME_LIMIT = TRAINS.replace("while not rlaunch", f"{NOTES}\nwhile not rlaunch")
+
+
+@pytest.mark.timeout(240)
+def test_a_time_limit_is_a_notice_where_the_batch_script_says_when(
+    cluster: Cluster, tmp_path: Path, row: Row
+) -> None:
+    """docs/slurm.md as printed."""
+    found = re.search(
+        r'^```bash title="preempt.sh"\n(.*?)^```', (ROOT / "docs/slurm.md").read_text(), re.M | re.S
+    )
+    assert found
+    (srun,) = re.findall(r"^srun .*$", found[1], re.M)
+    row.begin(
+        "the time limit is near, and the ranks call `should_stop`; after the requeue too",
+        f"sbatch --time=2 preempt.sh\n{srun}",
+        "all ranks stop at one step, are queued again once, and continue there; then status 78",
+    )
+    write(tmp_path, f"import os\nos.environ.setdefault('SLURM_RESTART_COUNT', '0')\n{TIME_LIMIT}")
+    job = cluster.submit(found[1], "--time=2", folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready-1"), f"the job that was queued again: {job.output()}", 180)
+    ((first,), fields) = steps(tmp_path, 0), job.fields()
+    assert fields["Restarts"] == "1"
+    assert job.wait(limit=150) == "FAILED", job.output()
+    assert job.exit_status() == 78, job.output()
+    assert is_whole(tmp_path, "saved-1"), (reported(tmp_path, "saved-1"), job.output())
+    (second,) = steps(tmp_path, 1)
+    assert 0 < first < second
+    assert {path.read_text() for path in tmp_path.glob("kill-wait.*")} == {str(KILL_WAIT)}
     row.seen = f"saved step {first} on both nodes, queued again, saved step {second}; exit status 78"

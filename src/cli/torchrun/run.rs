@@ -291,8 +291,10 @@ fn extra_frameworks(
 ) -> Result<(ExtraFrameworks, Vec<PortLease>), CliError> {
     let host = if place.master.host == "localhost" { "127.0.0.1" } else { &place.master.host };
     let asked = |framework| spec.frameworks.contains(&framework);
-    if place.nnodes > 1 && (asked(Framework::Paddle) || asked(Framework::Jax)) {
-        let hint = "leave it out, or use python -m rlaunch with --ips, which sets the variables of all frameworks";
+    // Nodes of a dynamic rendezvous are not known yet, and do not exchange endpoints of other frameworks.
+    let has_other_nodes = place.nnodes > 1 || matches!(spec.rendezvous, TorchrunBackend::Dynamic(_));
+    if has_other_nodes && (asked(Framework::Paddle) || asked(Framework::Jax)) {
+        let hint = "leave it out, or use python -m rlaunch, which sets the variables of all frameworks";
         return Err(CliError::Usage(SpecError::new(
             "--frameworks",
             "",

@@ -1,5 +1,6 @@
 //! One node's part in the agreement on a stop step. Pure: time is an argument, and the ranks' memory is behind effects and events.
 
+use super::notice_time::NoticeTime;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ pub enum Decision {
     Abandoned,
 }
 
-/// What a node sends to all others: where it stands.
+/// What a node sends: where it stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopDocument {
     /// The newest proposal that it knows.
@@ -69,13 +70,22 @@ pub enum StopEvent {
     },
 }
 
+/// Where a document goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopRecipient {
+    /// To node 0, which alone needs what the others answer.
+    Coordinator,
+    /// To all other nodes.
+    All,
+}
+
 /// What a node has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopEffect {
     /// Let ranks that reach this step wait; then read the ranks' steps and report `Raised`.
     Raise(Proposal),
-    /// Send this to all other nodes.
-    Send(StopDocument),
+    /// Send this, with the time of the notice.
+    Send(StopRecipient, StopDocument),
     /// Let the ranks stop, or go on. Comes once.
     Decide(Decision),
 }
@@ -93,6 +103,7 @@ pub struct StopAgreement {
     /// When nothing is waited for any longer.
     gives_up: Option<Duration>,
     resends: Option<Duration>,
+    time: NoticeTime,
 }
 
 impl StopAgreement {
@@ -108,6 +119,7 @@ impl StopAgreement {
             others: vec![(None, false); nodes],
             gives_up: None,
             resends: None,
+            time: NoticeTime::new(if own == COORDINATOR { 1..nodes } else { 0..1 }, resend),
         }
     }
 
@@ -123,7 +135,22 @@ impl StopAgreement {
 
     /// When `handle_timeout` is due; `None`: not before the next event.
     pub fn due(&self) -> Option<Duration> {
-        [self.gives_up, self.resends].into_iter().flatten().min()
+        [self.gives_up, self.resends, self.time.due()].into_iter().flatten().min()
+    }
+
+    /// The time of the notice ends then at the latest, for this node. A shorter time is due at once (`due`).
+    pub fn limit_time(&mut self, now: Duration, ends: Duration) {
+        self.time.limit(now, ends);
+    }
+
+    /// The same, as another node has sent it. `asks`: that node did not know this one's time (`asks_for_time`).
+    pub fn hear_time(&mut self, now: Duration, (from, ends): (usize, Duration), asks: bool) {
+        self.time.hear(now, (from, ends), asks);
+    }
+
+    /// Whether this node does not know yet that the nodes to which it sends know its time: each message says so.
+    pub fn asks_for_time(&self) -> bool {
+        !self.time.is_known()
     }
 
     /// Handles an event. `newest`: the newest step of this node's ranks, as read lately.
@@ -137,6 +164,12 @@ impl StopAgreement {
                 self.hear_answer(now, from, document, effects);
             }
             StopEvent::Heard { from: COORDINATOR, document } => self.hear_coordinator(now, document, effects),
+            // That node has abandoned the agreement before it has answered node 0, which can decide nothing else any more.
+            StopEvent::Heard { document: StopDocument { decision: Some(Decision::Abandoned), .. }, .. }
+                if self.document.decision.is_none() && self.document.proposal.is_none() =>
+            {
+                self.decide(now, Decision::Abandoned, effects);
+            }
             StopEvent::Heard { .. } => {}
         }
     }
@@ -147,6 +180,10 @@ impl StopAgreement {
             self.gives_up = None;
             if self.document.decision.is_none() {
                 self.decide(now, Decision::Abandoned, effects);
+                if self.own != COORDINATOR {
+                    // Node 0 does not answer, and the other nodes may not know of the notice.
+                    effects.push(StopEffect::Send(StopRecipient::All, self.document));
+                }
             } else {
                 // The others have had their time to learn of the decision.
                 self.resends = None;
@@ -154,6 +191,9 @@ impl StopAgreement {
         }
         if self.resends.is_some_and(|at| now >= at) {
             self.send(now, effects);
+        }
+        if self.time.due().is_some_and(|at| now >= at) {
+            self.push_document(now, effects);
         }
     }
 
@@ -241,15 +281,14 @@ impl StopAgreement {
         (self.is_noticed, self.gives_up) = (true, None);
         if self.document.decision.is_some() {
             // Node 0 has not heard that this node knows it, or that this node takes no part.
-            effects.push(StopEffect::Send(self.document));
-            return;
+            return self.push_document(now, effects);
         }
         let known = self.document.proposal.map_or(0, |proposal| proposal.serial);
         self.resends = None;
         if let Some(decision) = document.decision {
             self.document.decision = Some(decision);
             effects.push(StopEffect::Decide(decision));
-            effects.push(StopEffect::Send(self.document));
+            self.push_document(now, effects);
         } else if let Some(proposal) = document.proposal.filter(|proposal| proposal.serial > known) {
             self.document = StopDocument { proposal: Some(proposal), answer: None, decision: None };
             effects.push(StopEffect::Raise(proposal));
@@ -265,10 +304,17 @@ impl StopAgreement {
         self.send(now, effects);
     }
 
+    /// Sends where this node stands, and again until there is an answer.
     fn send(&mut self, now: Duration, effects: &mut Vec<StopEffect>) {
         if self.others.len() > 1 {
-            effects.push(StopEffect::Send(self.document));
+            self.push_document(now, effects);
             self.resends = Some(now + self.resend);
         }
+    }
+
+    fn push_document(&mut self, now: Duration, effects: &mut Vec<StopEffect>) {
+        let to = if self.own == COORDINATOR { StopRecipient::All } else { StopRecipient::Coordinator };
+        effects.push(StopEffect::Send(to, self.document));
+        self.time.note_sent(now);
     }
 }

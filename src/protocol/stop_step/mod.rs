@@ -6,7 +6,7 @@
 //!
 //! 1. It proposes a step that no rank has reached as far as it knows. Each node *raises* it: ranks that reach it wait from now on. Then the
 //!    node reads its ranks' steps, and answers whether one had reached it before. If so, node 0 proposes a later step; each time it adds
-//!    twice as many steps as before.
+//!    twice as many steps as before. The answers go to node 0 alone.
 //! 2. When all nodes have answered that no rank had reached it, node 0 decides: all ranks stop there. Ranks that wait go on to stop.
 //!
 //! # Guarantees
@@ -20,8 +20,12 @@
 //!   until the time of the notice is over, and are then ended by signals. They neither pass the step nor stop alone.
 //!
 //! Documents are whole: what is lost, late, doubled or overtaken is corrected by the next one. Node 0 sends its own again until all
-//! nodes have answered it, and they send their answer again until they hear of the decision.
+//! nodes have answered it, and they send their answer again until they hear of the decision. So does a node that knows of a
+//! shorter time than the others, until that time is over (`notice_time`): to node 0, which sends it to all.
 
 mod agreement;
+mod notice_time;
 
-pub use agreement::{Answer, Decision, LARGEST_STEP, Proposal, StopAgreement, StopDocument, StopEffect, StopEvent};
+pub use agreement::{
+    Answer, Decision, LARGEST_STEP, Proposal, StopAgreement, StopDocument, StopEffect, StopEvent, StopRecipient,
+};

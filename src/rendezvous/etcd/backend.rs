@@ -136,6 +136,7 @@ impl RendezvousBackend for EtcdBackend {
             patience: self.heartbeat,
             listener: self.events.questions.clone(),
             open: BTreeMap::new(),
+            own: None,
         })
     }
 

@@ -10,10 +10,12 @@
 //! | `members/{version}/{n}` | the members' list, in pieces | the job's |
 //! | `board/questions/{id}` | a question of one node to all others | that node's |
 //! | `answers/{id}/{node}` | a node's answer | that of the node that asks |
+//! | `sent/{node}/{id}` | what a node sends to another one alone | that of the node that sends |
 //!
 //! A node joins by one transaction, which puts its record, puts the leader's key if there is none, and reads the job's state. All
-//! nodes watch `board/`; the leader watches `nodes/` as well. The leader's writes are fenced by its term and by the revision of the
-//! last state. The last node that leaves deletes everything; if none could, the job's lease does.
+//! nodes watch `board/`; the leader watches `nodes/` as well, and the first node of a round `sent/` of its own. The leader's
+//! writes are fenced by its term and by the revision of the last state. The last node that leaves deletes everything; if none
+//! could, the job's lease does.
 //!
 //! `backend.rs` joins and `session_thread.rs` talks to etcd. `cli/elastic/wait_for_round.rs` waits for the round that this node
 //! is a member of; the leader forms it by the rules of `protocol/coordinator.rs`.

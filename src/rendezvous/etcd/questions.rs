@@ -1,6 +1,7 @@
 //! Questions between nodes at etcd. A question is a key below `board/`, which all nodes watch anyway; its answers are keys of their own,
-//! which only the node that asks watches. All of them are under the lease of that node, and go with it. They have connections and
-//! threads of their own, so that no question delays a record.
+//! which only the node that asks watches. What one node tells another alone is a key that only that one watches. All of them are
+//! under the lease of that node, and go with it. They have connections and threads of their own, so that no question delays a
+//! record.
 
 use super::gateway::client::{EtcdCaller, EtcdError};
 use super::gateway::codec::{self, JobKeys, KeyValue, WatchChange};
@@ -61,6 +62,8 @@ pub struct EtcdQuestions {
     pub listener: ListenerSlot,
     /// This node's questions, and the watches of their answers.
     pub open: BTreeMap<u64, OpenQuestion>,
+    /// The watch of what other nodes tell this one alone, if it wants that.
+    pub own: Option<WatchHandle>,
 }
 
 /// A question of this node.
@@ -76,22 +79,54 @@ impl EtcdQuestions {
         self.caller.call("/v3/kv/txn", request)
     }
 
-    /// Writes a question, unless it is too long. Returns its id and the revision.
-    fn put(&self, number: u64, text: &str) -> Result<Option<(String, i64)>, EtcdError> {
+    /// The id of a question, unless it is too long or this node has no lease; and that lease.
+    fn id_of(&self, number: u64, text: &str) -> Option<(String, i64)> {
         let lease = self.lease.load(Ordering::Relaxed);
-        if lease == 0 || text.len() > MAX_QUESTION {
-            return Ok(None);
-        }
         let id = QuestionId { asker: self.own_id.clone(), number, lease }.to_string();
+        (lease != 0 && text.len() <= MAX_QUESTION).then_some((id, lease))
+    }
+
+    /// Writes a question. Returns its id and the revision.
+    fn put(&self, number: u64, text: &str) -> Result<Option<(String, i64)>, EtcdError> {
+        let Some((id, lease)) = self.id_of(number, text) else { return Ok(None) };
         let put = json!({ "request_put": codec::put(&self.keys.question(&id), text, lease) });
         let done = self.call(&json!({ "success": [put] }))?;
         Ok(Some((id, codec::revision(&done))))
     }
 
-    /// The other nodes' watches show a key also where it is deleted at once.
-    fn tell(&self, number: u64, text: &str) -> Result<(), EtcdError> {
-        let Some((id, _)) = self.put(number, text)? else { return Ok(()) };
-        self.delete(&id)
+    /// The watches of the nodes that it is for show a key also where it is deleted at once.
+    fn tell(&self, number: u64, to: Option<&str>, text: &str) -> Result<(), EtcdError> {
+        let Some((id, lease)) = self.id_of(number, text) else { return Ok(()) };
+        let key = to.map_or_else(|| self.keys.question(&id), |node| codec::below(&self.keys.sent_to(node), &id));
+        let put = json!({ "request_put": codec::put(&key, text, lease) });
+        self.call(&json!({ "success": [put] }))?;
+        self.call(&json!({ "success": [{ "request_delete_range": codec::get(&key) }] })).map(drop)
+    }
+
+    /// Watches from now on what other nodes tell this one alone.
+    fn receive_own(&mut self) -> Result<(), EtcdError> {
+        if self.own.is_some() {
+            return Ok(());
+        }
+        let (sent, listener) = (self.keys.sent_to(&self.own_id), self.listener.clone());
+        let prefix = sent.clone();
+        let on_event = move |event| {
+            // What is missed is lost: it is sent again.
+            let WatchEvent::Changes(changes) = event else { return };
+            for change in changes {
+                if let WatchChange::Put(kv) = change
+                    && kv.value.len() <= MAX_QUESTION
+                    && let Some(id) = codec::unescaped_after(&kv.key, &prefix)
+                    && let Some(QuestionId { asker, .. }) = QuestionId::parse(&id)
+                {
+                    listener.report(QuestionEvent::Asked { asker, id, text: kv.value });
+                }
+            }
+        };
+        let watch = WatchHandle::start(&self.caller.client, sent, (0, self.patience), on_event)
+            .map_err(|error| EtcdError::Unreachable(error.to_string()))?;
+        self.own = Some(watch);
+        Ok(())
     }
 
     fn ask(&mut self, number: u64, text: &str) -> Result<(), EtcdError> {
@@ -157,7 +192,8 @@ impl QuestionSender for EtcdQuestions {
         overdue.into_iter().for_each(|number| drop(self.forget(number)));
         let sent = match message {
             QuestionMessage::Ask { number, text } => self.ask(number, &text),
-            QuestionMessage::Tell { number, text } => self.tell(number, &text),
+            QuestionMessage::Tell { number, to, text } => self.tell(number, to.as_deref(), &text),
+            QuestionMessage::ReceiveOwn => self.receive_own(),
             QuestionMessage::Answer { id, text, .. } => self.answer(&id, &text),
             QuestionMessage::Forget { number } => self.forget(number),
         };

@@ -53,10 +53,13 @@ pub enum FromNode {
     Ping,
     /// The node leaves.
     Leave,
-    /// A question to all other nodes. Only to a master that knows questions.
+    /// A question to other nodes. Only to a master that knows questions.
     Ask {
         /// Its number.
         number: u64,
+        /// The id of the only node that receives it; `None`: all other nodes do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
         /// The question.
         text: String,
     },

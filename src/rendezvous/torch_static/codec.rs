@@ -25,10 +25,10 @@ pub const LISTENS: &str = "torchelastic/rlaunch/listens/";
 pub const LEARNED: &str = "torchelastic/rlaunch/learned/";
 /// The longest text at `END` that is read.
 pub const MAX_END: usize = 64 * 1024;
-/// The number of messages between nodes.
-pub const MESSAGE_COUNT: &str = "torchelastic/rlaunch/message_count";
-/// A message to all nodes: this and its number, from 1 on.
+/// Messages to all nodes but node 0: this and `count` has their number, this and a number from 1 on is one of them.
 pub const MESSAGES: &str = "torchelastic/rlaunch/messages/";
+/// The same, to node 0 alone.
+pub const MESSAGES_TO_FIRST: &str = "torchelastic/rlaunch/messages_to_0/";
 /// The prefix of all these keys.
 pub const ALL: &str = "torchelastic/";
 

@@ -1,5 +1,6 @@
-//! Messages from one node of a static rendezvous to all others, through node 0's store: each is a key with the next number. A thread
-//! waits for that key without a time limit, so an idle job wakes up for nothing.
+//! Messages between the nodes of a static rendezvous, through node 0's store: each is a key with the next number. A thread waits
+//! for that key without a time limit, so an idle job wakes up for nothing. Messages to node 0 alone have keys of their own, which
+//! no other node reads.
 
 use crate::net::thread;
 use crate::rendezvous::questions::{MAX_QUESTION, QuestionEvent, QuestionListener, QuestionMessage};
@@ -34,8 +35,8 @@ struct MessageStore {
 }
 
 impl StaticPeers {
-    /// Sends messages (`QuestionMessage::Tell`) to all other nodes and receives theirs from now on. To be called once, while the store is
-    /// served.
+    /// Sends messages (`QuestionMessage::Tell`) to node 0 or to the other nodes, and receives theirs from now on. To be called
+    /// once, while the store is served. Node 0 receives only what is sent to it alone.
     pub fn connect_messages(&self, listener: QuestionListener) -> io::Result<Sender<QuestionMessage>> {
         let (host, port) = self.address.clone();
         let store = MessageStore { host, port, run_id: self.run_id.clone(), node: self.node };
@@ -45,9 +46,10 @@ impl StaticPeers {
         thread::spawn("rlaunch-tell", move || {
             let mut client = None;
             for message in messages {
-                if let QuestionMessage::Tell { text, .. } = message {
+                if let QuestionMessage::Tell { to, text, .. } = message {
+                    let family = if to.is_some() { codec::MESSAGES_TO_FIRST } else { codec::MESSAGES };
                     // What cannot be sent is lost; the next message needs another connection.
-                    client = store.send(client.take(), &text).ok();
+                    client = store.send(client.take(), family, &text).ok();
                 }
             }
         })?;
@@ -60,25 +62,27 @@ impl MessageStore {
         StoreClient::connect(&self.host, self.port, &mut patience(REQUEST))
     }
 
-    fn key(&self, number: i64) -> Vec<u8> {
-        wire_key(&self.run_id, &format!("{}{number}", codec::MESSAGES))
+    fn key(&self, family: &str, number: i64) -> Vec<u8> {
+        wire_key(&self.run_id, &format!("{family}{number}"))
     }
 
-    fn send(&self, client: Option<StoreClient>, text: &str) -> io::Result<StoreClient> {
+    fn send(&self, client: Option<StoreClient>, family: &str, text: &str) -> io::Result<StoreClient> {
         let mut client = client.map_or_else(|| self.connect(), Ok)?;
         let message = NodeMessage { node: self.node, text: text.to_owned() };
-        let number = client.add(&wire_key(&self.run_id, codec::MESSAGE_COUNT), 1, &mut patience(REQUEST))?;
+        let count = wire_key(&self.run_id, &format!("{family}count"));
+        let number = client.add(&count, 1, &mut patience(REQUEST))?;
         // Serialization of this type cannot fail.
         let text = serde_json::to_vec(&message).unwrap_or_default();
-        client.set(&self.key(number), &text, &mut patience(REQUEST))?;
+        client.set(&self.key(family, number), &text, &mut patience(REQUEST))?;
         Ok(client)
     }
 
     /// Receives until the store is gone.
     fn receive(&self, listener: &QuestionListener) {
+        let family = if self.node == 0 { codec::MESSAGES_TO_FIRST } else { codec::MESSAGES };
         let ended = self.connect().and_then(|mut client| {
             for number in 1.. {
-                self.receive_one(&mut client, number, listener)?;
+                self.receive_one(&mut client, (family, number), listener)?;
             }
             Ok(())
         });
@@ -87,8 +91,13 @@ impl MessageStore {
         }
     }
 
-    fn receive_one(&self, client: &mut StoreClient, number: i64, listener: &QuestionListener) -> io::Result<()> {
-        let key = self.key(number);
+    fn receive_one(
+        &self,
+        client: &mut StoreClient,
+        (family, number): (&str, i64),
+        listener: &QuestionListener,
+    ) -> io::Result<()> {
+        let key = self.key(family, number);
         client.begin_wait(&key, &mut patience(REQUEST))?;
         while poll(&mut [PollFd::new(client.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) == Err(nix::Error::EINTR) {
         }

@@ -331,7 +331,7 @@ impl ControlService {
     fn limit_grace_of_others(&mut self, grace: Duration) {
         if let Some(round) = self.status.get().round {
             let (number, text) = (self.gatherings.next_number(), GraceLimit::new(round, grace).encode());
-            self.tell_others(QuestionMessage::Tell { number, text });
+            self.tell_others(QuestionMessage::Tell { number, to: None, text });
         }
     }
 

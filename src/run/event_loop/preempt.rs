@@ -3,7 +3,7 @@
 //! SIGTERM.
 
 use super::EventLoop;
-use crate::protocol::stop_step::{Decision, StopAgreement, StopDocument, StopEffect, StopEvent};
+use crate::protocol::stop_step::{Decision, StopAgreement, StopDocument, StopEffect, StopEvent, StopRecipient};
 use crate::rendezvous::questions::QuestionEvent;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::run::preempt::StopMessage;
@@ -67,20 +67,12 @@ impl EventLoop<'_> {
     }
 
     /// A user shortens the grace period while a notice holds.
-    pub(super) fn shorten_notice(&mut self, grace: Duration) -> io::Result<()> {
+    pub(super) fn shorten_notice(&mut self, grace: Duration) {
         if let Some(notice) = self.launch.preempt_link.notice().filter(|notice| notice.kills.is_some()) {
             let kills = clock::now().saturating_add(grace).min(notice.kills.unwrap_or(Duration::MAX));
             let ends = kills.saturating_sub(LAST_CALL.min(grace / 4)).min(notice.ends);
             self.hold(Notice { ends, kills: Some(kills), ..notice });
-            self.tell_time()?;
         }
-        Ok(())
-    }
-
-    /// The other nodes hear that less time is left than they know.
-    fn tell_time(&mut self) -> io::Result<()> {
-        let document = self.agreement.as_ref().map(StopAgreement::document);
-        self.carry_out(document.map(StopEffect::Send).into_iter().collect())
     }
 
     /// Whether the ranks of this node take part in an agreement, and the other nodes can be reached.
@@ -134,6 +126,14 @@ impl EventLoop<'_> {
         }
     }
 
+    /// The id of the node with this number.
+    fn id_of(&self, node: usize) -> Option<String> {
+        match self.membership.as_ref().and_then(|membership| membership.round()) {
+            Some((members, _)) => members.get(node).map(|member| member.id.clone()),
+            None => Some(node.to_string()),
+        }
+    }
+
     fn round_number(&self) -> u64 {
         self.launch.round.as_ref().map_or(0, |round| round.number)
     }
@@ -141,6 +141,9 @@ impl EventLoop<'_> {
     /// Acts on what other threads have noted, and on the times of a notice.
     pub(super) fn check_notices(&mut self) -> io::Result<()> {
         let link = &self.launch.preempt_link;
+        if self.launch.plan.nnodes > 1 && self.place().0 == 0 {
+            link.receive_own();
+        }
         if let Some(notice) = link.take_request() {
             match link.notice() {
                 Some(standing) if standing.ends <= notice.ends => {}
@@ -184,6 +187,9 @@ impl EventLoop<'_> {
         if let Some(words) = self.ranks.stop_words.as_ref().filter(|_| !self.engine.is_stopping()) {
             words.set_end(notice.ends);
         }
+        if let Some(agreement) = &mut self.agreement {
+            agreement.limit_time(clock::now(), notice.ends);
+        }
     }
 
     /// The ranks are to stop soon.
@@ -194,7 +200,6 @@ impl EventLoop<'_> {
         if let Some(membership) = &mut self.membership {
             membership.report_notice();
         }
-        self.tell_time()?;
         let left = notice.ends.saturating_sub(clock::now()).as_secs_f64();
         self.ranks.journal.write_later(JournalEvent::PreemptNotice { cause: notice.cause.word(), left_seconds: left });
         self.send(SupervisorEvent::Resume)?;
@@ -217,6 +222,7 @@ impl EventLoop<'_> {
             }
             Some(_) => {}
         }
+        self.agreement_in_place().hear_time(clock::now(), (from, heard.ends), message.asks_for_time);
         self.agree(StopEvent::Heard { from, document: message.stop })
     }
 
@@ -224,7 +230,8 @@ impl EventLoop<'_> {
         let left = |at: Duration| at.saturating_sub(clock::now());
         let notice = self.launch.preempt_link.notice();
         let times = notice.map_or((Duration::ZERO, None), |one| (left(one.ends), one.kills.map(left)));
-        StopMessage::new(self.round_number(), times, document)
+        let asks_for_time = self.agreement.as_ref().is_some_and(StopAgreement::asks_for_time);
+        StopMessage::new(self.round_number(), times, document).asking_for_time(asks_for_time)
     }
 
     /// The ranks of this node have ended: nodes that do not know of the decision hear of it nevertheless.
@@ -237,12 +244,20 @@ impl EventLoop<'_> {
         }
     }
 
+    /// The agreement, which begins with the notice that holds.
+    fn agreement_in_place(&mut self) -> &mut StopAgreement {
+        let (place, notice) = (self.place(), self.launch.preempt_link.notice());
+        self.agreement.get_or_insert_with(|| {
+            let mut agreement = StopAgreement::new(place, PATIENCE, RESEND);
+            notice.into_iter().for_each(|notice| agreement.limit_time(clock::now(), notice.ends));
+            agreement
+        })
+    }
+
     fn agree(&mut self, event: StopEvent) -> io::Result<()> {
-        let place = self.place();
         let newest = self.ranks.stop_words.as_ref().and_then(|words| words.newest());
-        let agreement = self.agreement.get_or_insert_with(|| StopAgreement::new(place, PATIENCE, RESEND));
         let mut effects = Vec::new();
-        agreement.handle(clock::now(), event, newest, &mut effects);
+        self.agreement_in_place().handle(clock::now(), event, newest, &mut effects);
         self.carry_out(effects)
     }
 
@@ -261,7 +276,10 @@ impl EventLoop<'_> {
                     }
                     effects.extend(more);
                 }
-                StopEffect::Send(document) => self.launch.preempt_link.send(&self.message(document)),
+                StopEffect::Send(to, document) => {
+                    let to = if to == StopRecipient::Coordinator { self.id_of(0) } else { None };
+                    self.launch.preempt_link.send(&self.message(document), to);
+                }
                 StopEffect::Decide(Decision::StopAt(step)) => {
                     if let Some(words) = &self.ranks.stop_words {
                         words.decide(step);

@@ -41,10 +41,21 @@ impl FoundHang {
         if stuck.is_empty() {
             return Some(RankHang::Waits);
         }
+        self.are_idle_since_start(&stuck)
+            .then(|| RankHang::Stuck { place: stacks::describe_places(&self.dump, ranks, &stuck), looks: self.looks })
+    }
+
+    /// Whether those of other nodes may wait for ranks here that have been idle since their start: what `RankHang::Stuck` says.
+    fn holds_up_others(&self) -> bool {
+        let groups = stacks::group(&self.dump);
+        let stuck: Vec<&StackGroup<'_>> = groups.iter().filter(|group| !group.waits()).collect();
+        !stuck.is_empty() && self.are_idle_since_start(&stuck)
+    }
+
+    fn are_idle_since_start(&self, groups: &[&StackGroup<'_>]) -> bool {
         let is_idle =
             |group: &&StackGroup<'_>| group.process.is_some() && group.ranks.iter().all(|local| self.is_idle(*local));
-        (self.is_at_start && stuck.iter().all(is_idle))
-            .then(|| RankHang::Stuck { place: stacks::describe_places(&self.dump, ranks, &stuck), looks: self.looks })
+        self.is_at_start && groups.iter().all(is_idle)
     }
 
     fn is_idle(&self, local_rank: usize) -> bool {
@@ -75,6 +86,8 @@ pub struct HangDetector<'a> {
     watch: HangWatch,
     question: HangQuestion,
     reader: PolledReader<'a>,
+    /// Whether ranks of other nodes may wait for those of this one.
+    has_other_nodes: bool,
     /// The attempt that is watched.
     attempt: Option<u32>,
     /// The last attempt, and when it began.
@@ -89,8 +102,9 @@ pub struct HangDetector<'a> {
 }
 
 impl<'a> HangDetector<'a> {
-    /// `timeout`: how long no rank has to write anything; `None`: never looks.
-    pub fn new(timeout: Option<Duration>, reader: PolledReader<'a>) -> Self {
+    /// `timeout`: how long no rank has to write anything; `None`: never looks. `has_other_nodes`: those of other nodes may wait
+    /// for them.
+    pub fn new(timeout: Option<Duration>, has_other_nodes: bool, reader: PolledReader<'a>) -> Self {
         let silent = timeout.unwrap_or(Duration::MAX);
         let question =
             HangQuestion { silent_seconds: silent.as_secs_f64(), watched_seconds: WATCHED.min(silent).as_secs_f64() };
@@ -98,6 +112,7 @@ impl<'a> HangDetector<'a> {
             watch: HangWatch::new(timeout),
             question,
             reader,
+            has_other_nodes,
             attempt: None,
             began: None,
             moved: Duration::ZERO,
@@ -134,7 +149,7 @@ impl<'a> HangDetector<'a> {
             }
         }
         if let Some(answer) = self.reader.receive() {
-            let (look, found) = self.judge(answer);
+            let (look, found) = self.judge(answer, now);
             debug!("no rank has written anything for --hang_timeout: {look:?}");
             if look == HangLook::Moved {
                 self.moved = now;
@@ -143,8 +158,7 @@ impl<'a> HangDetector<'a> {
             let found = found.filter(|_| self.watch.is_reported())?;
             let is_new = action == Some(HangAction::Report);
             self.looks = if is_new { 1 } else { self.looks.saturating_add(1) };
-            let is_at_start = self.is_at_start(now, found.silence);
-            return Some(FoundHang { is_new, looks: self.looks, is_at_start, ..found });
+            return Some(FoundHang { is_new, looks: self.looks, ..found });
         }
         if self.watch.due().is_some_and(|at| now >= at)
             && self.watch.handle(now, HangEvent::Due) == Some(HangAction::Look)
@@ -175,7 +189,11 @@ impl<'a> HangDetector<'a> {
         self.began.is_some_and(|(_, began)| sign_of_life.saturating_sub(began) <= START.max(timeout.saturating_mul(2)))
     }
 
-    fn judge(&mut self, answer: Result<StackAnswer, StacksUnavailable>) -> (HangLook, Option<FoundHang>) {
+    fn judge(
+        &mut self,
+        answer: Result<StackAnswer, StacksUnavailable>,
+        now: Duration,
+    ) -> (HangLook, Option<FoundHang>) {
         match answer {
             Ok(StackAnswer::NotSilent { seconds, written }) => {
                 self.written = written;
@@ -183,8 +201,10 @@ impl<'a> HangDetector<'a> {
             }
             Ok(StackAnswer::Still { seconds, watched, dump }) => {
                 let (silence, watched) = (duration(seconds), duration(watched));
-                let found = FoundHang { silence, watched, dump, is_new: false, looks: 0, is_at_start: false };
-                (HangLook::Still, Some(found))
+                let is_at_start = self.is_at_start(now, silence);
+                let found = FoundHang { silence, watched, dump, is_new: false, looks: 0, is_at_start };
+                let is_held_up = self.has_other_nodes && found.holds_up_others();
+                (if is_held_up { HangLook::StillAtStart } else { HangLook::Still }, Some(found))
             }
             Ok(StackAnswer::Moved | StackAnswer::Stacks(_)) => (HangLook::Moved, None),
             Err(error) => {
@@ -279,7 +299,7 @@ mod tests {
     #[test]
     fn a_hang_is_at_the_start_unless_the_ranks_have_lived_on_for_ten_minutes_or_two_timeouts() {
         let reader = StackReader::default();
-        let mut detector = HangDetector::new(Some(T), PolledReader::new(&reader));
+        let mut detector = HangDetector::new(Some(T), false, PolledReader::new(&reader));
         let at = Duration::from_secs;
         assert!(!detector.is_at_start(at(2000), T), "nothing has begun");
         (detector.began, detector.moved) = (Some((0, at(1000))), at(1000));

@@ -5,7 +5,7 @@ use super::message::StopMessage;
 use crate::rendezvous::questions::QuestionMessage;
 use crate::sys::signals;
 use crossbeam_channel::Sender;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -64,6 +64,8 @@ struct Shared {
     last_message: Mutex<Option<StopMessage>>,
     /// To the other nodes, where they can be reached.
     others: OnceLock<Sender<QuestionMessage>>,
+    /// This node receives what others send to it alone.
+    receives_own: AtomicBool,
     sent: AtomicU64,
 }
 
@@ -105,7 +107,7 @@ impl PreemptLink {
     /// Another node has sent a message: wakes the event loop.
     pub fn hear(&self, node: String, message: StopMessage) {
         if let Some(last) = lock(&self.0.last_message).filter(|last| last.is_news_to(&message)) {
-            return self.send(&last);
+            return self.send(&last, None);
         }
         let mut messages = lock(&self.0.messages);
         if messages.len() < MOST_WAITING {
@@ -122,6 +124,22 @@ impl PreemptLink {
     /// Messages to other nodes go here. The first call counts.
     pub fn connect(&self, others: Sender<QuestionMessage>) {
         let _ = self.0.others.set(others);
+        if self.0.receives_own.load(Ordering::SeqCst) {
+            self.request_own();
+        }
+    }
+
+    /// This node receives what others send to it alone, from now on or from `connect` on.
+    pub fn receive_own(&self) {
+        if !self.0.receives_own.swap(true, Ordering::SeqCst) {
+            self.request_own();
+        }
+    }
+
+    fn request_own(&self) {
+        if let Some(others) = self.0.others.get() {
+            let _ = others.try_send(QuestionMessage::ReceiveOwn);
+        }
     }
 
     /// Whether other nodes can be reached.
@@ -129,11 +147,11 @@ impl PreemptLink {
         self.0.others.get().is_some()
     }
 
-    /// Sends a message to all other nodes. What cannot be sent at once is lost.
-    pub fn send(&self, message: &StopMessage) {
+    /// Sends a message to the node with this id, or to all other nodes. What cannot be sent at once is lost.
+    pub fn send(&self, message: &StopMessage, to: Option<String>) {
         if let Some(others) = self.0.others.get() {
             let number = FIRST_NUMBER + self.0.sent.fetch_add(1, Ordering::Relaxed);
-            let _ = others.try_send(QuestionMessage::Tell { number, text: message.encode() });
+            let _ = others.try_send(QuestionMessage::Tell { number, to, text: message.encode() });
         }
     }
 }

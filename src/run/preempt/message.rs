@@ -20,6 +20,9 @@ pub struct StopMessage {
     /// The time until they are killed; `None`: the grace period of their node later.
     #[serde(default)]
     kill_millis: Option<u64>,
+    /// Whether the node has not heard that its times are known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asks_for_time: bool,
     /// Where the node stands.
     pub stop: StopDocument,
 }
@@ -28,7 +31,13 @@ impl StopMessage {
     /// A message of this round. The times are those until the ranks are ended by signals, and until they are killed.
     pub fn new(round: u64, (left, kills): (Duration, Option<Duration>), stop: StopDocument) -> Self {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Self { version: CONTROL_VERSION, round, left_millis: millis(left), kill_millis: kills.map(millis), stop }
+        let (left_millis, kill_millis) = (millis(left), kills.map(millis));
+        Self { version: CONTROL_VERSION, round, left_millis, kill_millis, asks_for_time: false, stop }
+    }
+
+    /// The same, of a node that has or has not heard that its times are known.
+    pub fn asking_for_time(self, asks_for_time: bool) -> Self {
+        Self { asks_for_time, ..self }
     }
 
     /// The time until the ranks are ended by signals, and that until they are killed, if it is set.
@@ -68,6 +77,8 @@ mod tests {
             let message = StopMessage::new(2, times, StopDocument { proposal, answer, decision });
             assert_eq!(StopMessage::decode(&message.encode()), Some(message));
             assert_eq!(message.left(), times);
+            let asks = message.asking_for_time(true);
+            assert_eq!(StopMessage::decode(&asks.encode()), Some(asks));
         }
         assert_eq!(StopMessage::decode(r#"{"version":1,"round":2,"grace_millis":7}"#), None);
     }

@@ -68,10 +68,14 @@ impl<'a> PolledReader<'a> {
         let answer = match look.answer.try_recv() {
             Ok(answer) => answer,
             Err(TryRecvError::Disconnected) => Err(StacksUnavailable::Failed),
-            Err(TryRecvError::Empty) if clock::now() >= until => Err(StacksUnavailable::Busy),
+            Err(TryRecvError::Empty) if clock::now() >= until => {
+                look.until = None;
+                return Some(Err(StacksUnavailable::Busy));
+            }
             Err(TryRecvError::Empty) => return None,
         };
-        look.until = None;
+        // The next look may begin before the thread of this one has ended.
+        self.look = None;
         Some(answer)
     }
 

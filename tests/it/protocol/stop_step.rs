@@ -4,7 +4,9 @@
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use rlaunch::protocol::stop_step::{Decision, Proposal, StopAgreement, StopDocument, StopEffect, StopEvent};
+use rlaunch::protocol::stop_step::{
+    Decision, Proposal, StopAgreement, StopDocument, StopEffect, StopEvent, StopRecipient,
+};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -57,6 +59,8 @@ struct World {
     start: u64,
     nodes: Vec<Node>,
     is_lossy: bool,
+    /// How many messages have been received.
+    received: usize,
     /// A fault that the test has to find.
     reads_first: bool,
 }
@@ -74,7 +78,7 @@ impl World {
             inbox: Vec::new(),
         };
         let nodes = ranks.iter().enumerate().map(node).collect();
-        Self { now: Duration::ZERO, start, nodes, is_lossy: true, reads_first }
+        Self { now: Duration::ZERO, start, nodes, is_lossy: true, received: 0, reads_first }
     }
 
     fn event(&mut self, node: usize, event: StopEvent) {
@@ -113,9 +117,11 @@ impl World {
         !node.ranks.is_empty() && node.ranks.iter().all(|rank| rank.call == Call::Stopped)
     }
 
-    fn send(&mut self, own: usize, document: StopDocument, choice: u32) {
+    fn send(&mut self, own: usize, (to, document): (StopRecipient, StopDocument), choice: u32) {
         let copies = if self.is_lossy { choice as usize % 3 } else { 1 };
-        for other in (0..self.nodes.len()).filter(|other| *other != own) {
+        let is_meant = |other: usize| other != own && (to == StopRecipient::All || other == 0);
+        for other in (0..self.nodes.len()).filter(|other| is_meant(*other)) {
+            self.received += copies;
             self.nodes[other].inbox.extend(vec![(own, document); copies]);
         }
     }
@@ -127,7 +133,7 @@ impl World {
         if has_ended {
             let (last, asked) = (node.agreement.document(), node.inbox.pop());
             if asked.is_some_and(|(_, document)| document.decision.is_none()) {
-                self.send(own, last, choice);
+                self.send(own, (StopRecipient::All, last), choice);
             }
             return;
         }
@@ -149,7 +155,7 @@ impl World {
             }
             Some(StopEffect::Decide(Decision::StopAt(step))) => node.word = Word::Stop(step),
             Some(StopEffect::Decide(Decision::Abandoned)) => node.word = Word::Nothing,
-            Some(StopEffect::Send(document)) => self.send(own, document, choice),
+            Some(StopEffect::Send(to, document)) => self.send(own, (to, document), choice),
             None if node.inbox.is_empty() => {}
             None => {
                 let (from, document) = node.inbox.swap_remove(choice as usize % node.inbox.len());
@@ -282,4 +288,148 @@ fn a_node_that_does_not_answer_ends_the_agreement_and_ranks_go_on() {
     effects.clear();
     agreement.handle_timeout(PATIENCE, &mut effects);
     assert_eq!(effects[0], StopEffect::Decide(Decision::Abandoned));
+}
+
+/// All of them receive SIGTERM at once. Only node 0 needs the answers of the others.
+#[test]
+fn the_number_of_messages_grows_with_the_number_of_nodes_and_not_with_its_square() {
+    for nodes in [2, 10, 100] {
+        let mut world = World::new((3, &vec![1; nodes]), false);
+        world.is_lossy = false;
+        (0..nodes).for_each(|node| world.event(node, StopEvent::Noticed));
+        world.end();
+        assert!(matches!(world.judge(), Ok(Some(_))), "{:?}", world.judge());
+        let others = nodes - 1;
+        assert!(world.received <= 20 * others, "{} messages for {nodes} nodes", world.received);
+    }
+}
+
+/// Node 0 does not answer. Nodes that have not received the notice have to stop too.
+#[test]
+fn a_node_that_abandons_the_agreement_alone_tells_all_others() {
+    let nodes = 3;
+    let mut own = StopAgreement::new((1, nodes), PATIENCE, RESEND);
+    let mut effects = Vec::new();
+    own.handle(Duration::ZERO, StopEvent::Noticed, Some(7), &mut effects);
+    assert!(matches!(effects[..], [StopEffect::Send(StopRecipient::Coordinator, _)]), "{effects:?}");
+    effects.clear();
+    own.handle_timeout(PATIENCE, &mut effects);
+    let sent = effects.iter().find_map(|effect| match effect {
+        StopEffect::Send(StopRecipient::All, document) => Some(*document),
+        _ => None,
+    });
+    let document = sent.unwrap();
+    let mut other = StopAgreement::new((2, nodes), PATIENCE, RESEND);
+    effects.clear();
+    other.handle(PATIENCE, StopEvent::Noticed, Some(7), &mut effects);
+    other.handle(PATIENCE, StopEvent::Heard { from: 1, document }, Some(7), &mut effects);
+    assert_eq!(other.decision(), Some(Decision::Abandoned));
+    // One that has answered node 0 waits for its decision.
+    let mut answered = StopAgreement::new((2, nodes), PATIENCE, RESEND);
+    let proposal = StopDocument { proposal: Some(Proposal { serial: 1, step: 8 }), ..StopDocument::default() };
+    answered.handle(PATIENCE, StopEvent::Heard { from: 0, document: proposal }, Some(7), &mut effects);
+    answered.handle(PATIENCE, StopEvent::Heard { from: 1, document }, Some(7), &mut effects);
+    assert_eq!(answered.decision(), None);
+}
+
+/// What each node knows of the time, and the messages that one sends: a message has its time.
+struct Times {
+    now: Duration,
+    ends: Vec<Duration>,
+    nodes: Vec<StopAgreement>,
+    sent: usize,
+}
+
+impl Times {
+    /// All nodes have agreed, and know this time.
+    fn agreed(nodes: usize, ends: Duration) -> Self {
+        let mut agreements: Vec<_> = (0..nodes).map(|own| StopAgreement::new((own, nodes), PATIENCE, RESEND)).collect();
+        agreements.iter_mut().for_each(|one| one.limit_time(Duration::ZERO, ends));
+        let mut effects = Vec::new();
+        agreements[0].handle(Duration::ZERO, StopEvent::Noticed, Some(7), &mut effects);
+        let mut times = Self { now: Duration::ZERO, ends: vec![ends; nodes], nodes: agreements, sent: 0 };
+        times.carry_out(0, effects, &mut |_| true);
+        assert!(times.nodes.iter().all(|one| one.decision() == Some(Decision::StopAt(8))));
+        times
+    }
+
+    fn carry_out(&mut self, own: usize, effects: Vec<StopEffect>, arrives: &mut dyn FnMut(usize) -> bool) {
+        for effect in effects {
+            let mut more = Vec::new();
+            match effect {
+                StopEffect::Raise(Proposal { serial, .. }) => {
+                    self.nodes[own].handle(self.now, StopEvent::Raised { serial, newest: Some(7) }, Some(7), &mut more);
+                    self.carry_out(own, more, arrives);
+                }
+                StopEffect::Decide(_) => {}
+                StopEffect::Send(to, document) => {
+                    let meant: Vec<usize> = match to {
+                        StopRecipient::All => (0..self.nodes.len()).filter(|other| *other != own).collect(),
+                        StopRecipient::Coordinator => vec![0],
+                    };
+                    self.sent += 1;
+                    // It takes 100 ms, by which its time is later for the other node.
+                    let ends = self.ends[own] + Duration::from_millis(100);
+                    let asks = self.nodes[own].asks_for_time();
+                    for other in meant.into_iter().filter(|_| arrives(self.sent)).collect::<Vec<_>>() {
+                        let mut more = Vec::new();
+                        self.ends[other] = self.ends[other].min(ends);
+                        self.nodes[other].hear_time(self.now, (own, ends), asks);
+                        let event = StopEvent::Heard { from: own, document };
+                        self.nodes[other].handle(self.now, event, Some(7), &mut more);
+                        self.carry_out(other, more, arrives);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Until then, each node does what is due.
+    fn pass(&mut self, until: Duration, arrives: &mut dyn FnMut(usize) -> bool) {
+        while let Some(due) = self.nodes.iter().filter_map(StopAgreement::due).min().filter(|due| *due <= until) {
+            self.now = self.now.max(due);
+            for own in 0..self.nodes.len() {
+                let mut effects = Vec::new();
+                self.nodes[own].handle_timeout(self.now, &mut effects);
+                self.carry_out(own, effects, arrives);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shortened_time_is_sent_again_until_all_nodes_know_it() {
+    let (long, short, second) = (Duration::from_secs(3600), Duration::from_secs(150), Duration::from_secs(1));
+    for (nodes, shortened) in [(2, 0), (2, 1), (4, 0), (4, 3)] {
+        // These messages are lost, as those of a connection that has to be made again.
+        for lost in [0..0, 0..1, 0..5, 1..2, 1..4, 2..3, 3..9] {
+            let mut times = Times::agreed(nodes, long);
+            times.pass(30 * second, &mut |_| true);
+            let sent = times.sent;
+            times.now = 30 * second;
+            times.ends[shortened] = short;
+            times.nodes[shortened].limit_time(times.now, short);
+            times.pass(90 * second, &mut |count| !lost.contains(&(count - sent - 1)));
+            let known = times.ends.iter().all(|ends| *ends <= short + second);
+            assert!(known, "{nodes} nodes, messages {lost:?} lost: {:?}", times.ends);
+            // All know it: nothing more is sent.
+            let sent = times.sent;
+            times.pass(long, &mut |_| true);
+            assert_eq!(times.sent, sent, "{nodes} nodes, {shortened} shortens it, messages {lost:?} are lost");
+        }
+    }
+}
+
+#[test]
+fn a_time_that_no_node_hears_of_is_sent_less_and_less_often_until_it_is_over() {
+    let second = Duration::from_secs(1);
+    let mut times = Times::agreed(2, 3600 * second);
+    times.pass(30 * second, &mut |_| true);
+    let sent = times.sent;
+    times.now = 30 * second;
+    times.ends[1] = 330 * second;
+    times.nodes[1].limit_time(times.now, times.ends[1]);
+    times.pass(3600 * second, &mut |_| false);
+    assert!((30..=40).contains(&(times.sent - sent)), "{}", times.sent - sent);
+    assert!(times.nodes[1].due().is_none());
 }

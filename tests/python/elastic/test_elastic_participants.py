@@ -106,6 +106,33 @@ def test_a_missing_master_is_an_error_after_the_timeout(
         assert re.search(r"10\.77\.0\.1:\d+: no(t reached| master) within 3 s: .*refused", line), line
 
 
+@each("module", [PADDLE, TORCH])
+def test_nodes_that_join_one_after_another_stop_no_round_before_its_time(
+    tmp_path: Path, three: list[Host], backend: Backend, module: str
+) -> None:
+    shortest = 4
+    elastic = {
+        PADDLE: ["--elastic_level=1", "--elastic_timeout=1", "--restart_delay=0"],
+        TORCH: ["--max-restarts=3", "--rdzv-conf=last_call_timeout=1"],
+    }[module]
+    with Job(tmp_path, three, backend, "1:3") as job:
+        script = job.script("live_until('finish')")
+        option = {"RLAUNCH_MIN_ROUND_TIME": str(shortest)}
+        own = job.node(0, *elastic, script, module=module, **option)
+        own.await_round(1, 1)
+        for on in (1, 2):
+            job.node(on, *elastic, script, module=module, **option)
+        own.await_round(3)
+        job.finish()
+        job.end_successfully()
+        began, ended = own.events("round_started"), own.events("round_ended")
+        lasted = [end["monotonic"] - begin["monotonic"] for begin, end in zip(began, ended, strict=True)][:-1]
+        # On a slow machine the second comes later than the first one's round.
+        assert 1 <= len(lasted) <= 2
+        assert min(lasted) > shortest - 0.5, (began, ended)
+        assert list(job.check_one_world().values()) in ([1, 3], [1, 2, 3])
+
+
 @pytest.mark.parametrize(
     ("module", "number", "serves"),
     [

@@ -67,6 +67,11 @@ impl JobKeys {
     pub fn answers(&self, id: &str) -> String {
         format!("{}answers/{}/", self.base, escape(id))
     }
+
+    /// What other nodes send to this one alone.
+    pub fn sent_to(&self, node: &str) -> String {
+        format!("{}sent/{}/", self.base, escape(node))
+    }
 }
 
 /// The key of a name below a prefix.

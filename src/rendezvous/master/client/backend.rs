@@ -150,15 +150,14 @@ struct MasterQuestions(Arc<SharedState>);
 impl QuestionSender for MasterQuestions {
     fn send(&mut self, message: QuestionMessage) {
         match message {
-            QuestionMessage::Ask { number, text } | QuestionMessage::Tell { number, text } => {
-                self.0.send(FromNode::Ask { number, text });
-            }
+            QuestionMessage::Ask { number, text } => self.0.send(FromNode::Ask { number, to: None, text }),
+            QuestionMessage::Tell { number, to, text } => self.0.send(FromNode::Ask { number, to, text }),
             QuestionMessage::Answer { asker, id, text } => {
                 if let Some(number) = id.parse().ok().filter(|_| text.len() <= MAX_ANSWER) {
                     self.0.send(FromNode::Answer { asker, number, text });
                 }
             }
-            QuestionMessage::Forget { .. } => {}
+            QuestionMessage::Forget { .. } | QuestionMessage::ReceiveOwn => {}
         }
     }
 }

@@ -182,9 +182,9 @@ impl JobLinks {
                 let lease = link.lease;
                 push_message(connection, &SharedBody::of(&FromMaster::Pong { lease }));
             }
-            (Some(asker), FromNode::Ask { number, text }) => {
+            (Some(asker), FromNode::Ask { number, to, text }) => {
                 if link.asks.allow(now) {
-                    self.pass_question(connections, asker, number, text);
+                    self.pass_question(connections, to, FromMaster::Asked { asker, number, text });
                 }
             }
             (Some(node), FromNode::Answer { asker, number, text }) => {
@@ -198,15 +198,17 @@ impl JobLinks {
         }
     }
 
-    /// Passes a question on to all other nodes that know questions.
-    fn pass_question(&self, connections: &mut Connections<MasterConnection>, asker: String, number: u64, text: String) {
+    /// Passes a question on to the node with this id, or to all other nodes, if they know questions.
+    fn pass_question(&self, connections: &mut Connections<MasterConnection>, to: Option<String>, question: FromMaster) {
+        let FromMaster::Asked { asker, text, .. } = &question else { return };
         if text.len() > MAX_QUESTION {
             return;
         }
-        let others = self.by_node.iter().filter(|(node, _)| **node != asker).map(|(_, id)| *id);
-        let others: Vec<ConnectionId> = others.collect();
-        let body = SharedBody::of(&FromMaster::Asked { asker, number, text });
-        for id in others {
+        let is_asked = |node: &String| node != asker && to.as_ref().is_none_or(|to| node == to);
+        let asked = self.by_node.iter().filter(|(node, _)| is_asked(node)).map(|(_, id)| *id);
+        let asked: Vec<ConnectionId> = asked.collect();
+        let body = SharedBody::of(&question);
+        for id in asked {
             self.push_if_roomy(connections, id, &body);
         }
     }

@@ -6,6 +6,7 @@ use super::two;
 use crossbeam_channel::{Receiver, unbounded};
 use rlaunch::rendezvous::backend::RendezvousBackend;
 use rlaunch::rendezvous::questions::{MAX_ANSWER, MAX_QUESTION, QuestionEvent, QuestionMessage, QuestionSender};
+use std::time::Duration;
 
 fn connected(node: &mut Node) -> (Box<dyn QuestionSender>, Receiver<QuestionEvent>) {
     let (events, heard) = unbounded();
@@ -30,7 +31,7 @@ fn next_id(heard: &Receiver<QuestionEvent>, asker: &str, text: &str) -> String {
 
 fn keys(etcd: &Etcd) -> Vec<String> {
     let all = etcd.keys("/rlaunch/job/");
-    all.into_iter().filter(|key| key.contains("questions/") || key.contains("answers/")).collect()
+    all.into_iter().filter(|key| ["questions/", "answers/", "sent/"].iter().any(|part| key.contains(part))).collect()
 }
 
 #[test]
@@ -88,11 +89,49 @@ fn what_a_node_tells_is_heard_and_leaves_no_key() {
     let (mut a, mut b) = two(&config);
     let ((mut from_a, at_a), (_, at_b)) = (connected(&mut a), connected(&mut b));
     for number in 1..=20 {
-        from_a.send(QuestionMessage::Tell { number, text: "hurry".into() });
+        from_a.send(QuestionMessage::Tell { number, to: None, text: "hurry".into() });
         assert!(keys(&etcd).is_empty());
         next_id(&at_b, "a", "hurry");
     }
     assert!(at_a.is_empty() && at_b.is_empty());
+    a.close();
+    b.close();
+    assert_eq!(etcd.keys("/"), [""; 0]);
+}
+
+#[test]
+fn what_is_sent_to_one_node_reaches_no_other_and_leaves_no_key() {
+    let etcd = Etcd::start();
+    let config = config(&[etcd.endpoint()], "job");
+    let (mut a, mut b) = two(&config);
+    let ((mut from_a, at_a), (mut from_b, at_b)) = (connected(&mut a), connected(&mut b));
+    let tell = |number, to: Option<&str>, text: &str| QuestionMessage::Tell {
+        number,
+        to: to.map(str::to_owned),
+        text: text.into(),
+    };
+    from_a.send(QuestionMessage::ReceiveOwn);
+    // The watch has begun once something comes: what is sent before is lost.
+    let text_of = |event: QuestionEvent| match event {
+        QuestionEvent::Asked { asker, text, .. } if asker == "b" => text,
+        other => panic!("{other:?}"),
+    };
+    let mut number = 0;
+    wait_for("the watch", || {
+        number += 1;
+        from_b.send(tell(number, Some("a"), "hurry"));
+        at_a.recv_timeout(Duration::from_millis(100)).is_ok()
+    });
+    from_b.send(tell(1000, Some("c"), "not for a"));
+    from_b.send(tell(1001, Some("a"), &"x".repeat(MAX_QUESTION + 1)));
+    from_b.send(tell(1002, Some("a"), "for a"));
+    let mut heard = std::iter::repeat_with(|| text_of(at_a.recv_timeout(LIMIT).unwrap()));
+    assert_eq!(heard.find(|text| text != "hurry").unwrap(), "for a");
+    // b does not receive what is sent to it alone before it asks for that.
+    from_a.send(tell(1, Some("b"), "early"));
+    from_a.send(tell(2, None, "to all"));
+    next_id(&at_b, "a", "to all");
+    assert!(keys(&etcd).is_empty());
     a.close();
     b.close();
     assert_eq!(etcd.keys("/"), [""; 0]);

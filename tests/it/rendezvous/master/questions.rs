@@ -59,6 +59,37 @@ fn each_node_asks_all_others() {
 }
 
 #[test]
+fn what_is_sent_to_one_node_reaches_no_other() {
+    let (_server, port) = started(config(None, LEASE));
+    let (mut teller, mut first, mut other) = (Bare::new(port, None), Bare::new(port, None), Bare::new(port, None));
+    teller.hello("t", "job", 3);
+    first.hello("a", "job", 3);
+    other.hello("b", "job", 3);
+    for node in [&mut teller, &mut first, &mut other] {
+        while !matches!(node.hear(), Some(FromMaster::Pong { .. })) {}
+    }
+    for (number, to) in [(1, Some("a")), (2, Some("t")), (3, Some("gone")), (4, None)] {
+        teller.say(&FromNode::Ask { number, to: to.map(str::to_owned), text: "hurry".into() });
+    }
+    // The last one goes to all others.
+    let numbers = |node: &mut Bare| {
+        let asked = std::iter::from_fn(|| node.hear()).filter_map(|heard| match heard {
+            FromMaster::Asked { number, .. } => Some(number),
+            _ => None,
+        });
+        let mut all = Vec::new();
+        for number in asked {
+            all.push(number);
+            if number == 4 {
+                break;
+            }
+        }
+        all
+    };
+    assert_eq!((numbers(&mut first), numbers(&mut other)), (vec![1, 4], vec![4]));
+}
+
+#[test]
 fn nodes_of_an_earlier_release_are_not_asked() {
     let (_server, port) = started(config(None, LEASE));
     let mut old = Bare::new(port, None);
@@ -74,7 +105,7 @@ fn nodes_of_an_earlier_release_are_not_asked() {
     let mut new = Bare::new(port, None);
     new.hello("c", "job", 2);
     while !matches!(new.hear(), Some(FromMaster::Pong { .. })) {}
-    new.say(&FromNode::Ask { number: 9, text: "?".into() });
+    new.say(&FromNode::Ask { number: 9, to: None, text: "?".into() });
     new.say(&FromNode::Ping);
     while !matches!(new.hear(), Some(FromMaster::Pong { .. })) {}
     old.say(&FromNode::Ping);
@@ -142,7 +173,7 @@ fn a_node_that_asks_without_end_is_not_passed_on() {
     pong(&mut hears, &mut asked);
     pong(&mut another, &mut none);
     for number in 0..asks {
-        flood.say(&FromNode::Ask { number, text: "?".into() });
+        flood.say(&FromNode::Ask { number, to: None, text: "?".into() });
     }
     flood.say(&FromNode::Ping);
     pong(&mut flood, &mut none);
@@ -150,7 +181,7 @@ fn a_node_that_asks_without_end_is_not_passed_on() {
     pong(&mut hears, &mut asked);
     println!("{asked} of {asks} questions came");
     assert!(asked >= ASKS_AT_ONCE as usize && asked < asks as usize / 2);
-    another.say(&FromNode::Ask { number: 7, text: "?".into() });
+    another.say(&FromNode::Ask { number: 7, to: None, text: "?".into() });
     let heard = std::iter::from_fn(|| hears.hear())
         .any(|heard| matches!(heard, FromMaster::Asked { asker, number: 7, .. } if asker == "a"));
     assert!(heard);

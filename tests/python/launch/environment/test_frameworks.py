@@ -287,3 +287,21 @@ def test_another_attempt_has_the_same_ports_and_knows_its_number(place: Place) -
     ended = place.run(*command, env=base_environment())
     assert ended.status == 0, ended.stderr
     assert place.text("attempt-0.0") == place.text("attempt-1.0")
+
+
+@pytest.mark.parametrize("framework", ["paddle", "jax", "torch,paddle"])
+def test_several_nodes_of_torchrun_are_for_torch_alone(tmp_path: Path, framework: str) -> None:
+    """Otherwise each rank would run without its variables, and so alone."""
+    (tmp_path / "train.py").write_text("open('began', 'w')")
+    options = [
+        "--nnodes=1:2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_ports(1)}",
+        "--rdzv-id=job",
+    ]
+    ended = run(tmp_path, command_of("torch", f"--frameworks={framework}", *options, "train.py"))
+    assert ended.returncode == 2
+    (line,) = [line for line in ended.stderr.splitlines() if "error" in line]
+    assert "on several nodes only torch is possible" in line
+    assert "python -m rlaunch" in line
+    assert not (tmp_path / "began").exists()
