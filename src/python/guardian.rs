@@ -7,6 +7,7 @@ use crate::run::sweep;
 use crate::run::sweep::Leftover;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::no_sweep;
+use crate::sys::clock;
 use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::procfs::reader::LockedFileReader;
@@ -20,16 +21,16 @@ use crate::sys::signals;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::stat::Mode;
-use nix::unistd::dup3;
+use nix::sys::stat::{Mode, fstat};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Run by a bare interpreter: loads this module and calls `guard`.
 const CODE: &str = "\
@@ -39,6 +40,11 @@ module = util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.guard(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))";
 
+/// A guardian that ends sooner after its start cannot run, or memory is short.
+const SHORT_LIFE: Duration = Duration::from_secs(10);
+/// How many of these in a row are replaced.
+const MOST_SHORT_LIVED: u32 = 3;
+
 /// The guardian of this process. It acts when this process has ended, or when the last reference to this object is gone. A process
 /// that is forked off this one must drop its references at once.
 #[pyclass(frozen, weakref, module = "rlaunch._lib")]
@@ -47,15 +53,26 @@ pub struct Guardian {
     /// The arguments before and after the number of the pipe's read end.
     argv: [Vec<CString>; 2],
     envp: Vec<CString>,
-    /// The write end of the pipe that it reads from. Its number stays the same.
-    end: Mutex<OwnedFd>,
+    pipe: Mutex<GuardianPipe>,
+}
+
+/// The pipe that a guardian reads from.
+struct GuardianPipe {
+    /// Its write end.
+    end: OwnedFd,
+    /// Its inode: a program that becomes a daemon closes all descriptors, and the number may be another file's by now.
+    inode: u64,
+    started: Duration,
+    /// How many guardians in a row have ended soon after their start.
+    short_lived: u32,
 }
 
 #[pymethods]
 impl Guardian {
-    /// Starts it. `python`: the interpreter; `module`: this module's file; `key`: the job key of the ranks.
+    /// Starts it. `python`: the interpreter; `module`: this module's file; `key`: the job key of the ranks. Keeps the GIL for this
+    /// millisecond: another thread could fork meanwhile, and the fork would keep the pipe open.
     #[new]
-    fn new(py: Python<'_>, python: Vec<u8>, module: Vec<u8>, environ: Vec<Vec<u8>>, key: &str) -> PyResult<Self> {
+    fn new(python: Vec<u8>, module: Vec<u8>, environ: Vec<Vec<u8>>, key: &str) -> PyResult<Self> {
         let bad = |e: std::ffi::NulError| PyValueError::new_err(format!("embedded null byte: {e}"));
         // A guardian that replaces another one is younger than ranks.
         let began = ProcStat::of(std::process::id() as i32).map_or(0, |stat| stat.started);
@@ -65,24 +82,34 @@ impl Guardian {
             spawn::c_strings([key.into(), began.to_string().into()]).map_err(bad)?,
         ];
         let (program, envp) = (CString::new(python).map_err(bad)?, spawn::c_strings(environ).map_err(bad)?);
-        let end = py.detach(|| start(&program, &argv, &envp)).map_err(os_error)?;
-        Ok(Self { program, argv, envp, end: Mutex::new(end) })
+        let pipe = GuardianPipe::start(&program, &argv, &envp, 0).map_err(os_error)?;
+        Ok(Self { program, argv, envp, pipe: Mutex::new(pipe) })
     }
 
     /// The number of a descriptor that has POLLERR once the guardian has ended, for poll(2).
     fn fileno(&self) -> i32 {
-        self.lock().as_raw_fd()
+        self.lock().end.as_raw_fd()
     }
 
-    /// Starts another one if it has ended, as by the OOM killer. OSError: none can be started. Keeps the GIL for this
-    /// millisecond: another thread could fork meanwhile, and the caller's reference would live on in the fork.
-    pub fn replace_if_ended(&self) -> PyResult<()> {
-        let mut end = self.lock();
-        if has_reader(&end) {
-            return Ok(());
+    /// Starts another one if it has ended, as by the OOM killer, unless some in a row have ended at once. Returns whether one runs.
+    /// Keeps the GIL, as `new` does.
+    pub fn replace_if_ended(&self) -> bool {
+        let mut pipe = self.lock();
+        if pipe.has_reader() {
+            return true;
         }
-        let other = start(&self.program, &self.argv, &self.envp).map_err(os_error)?;
-        dup3(&other, &mut end, OFlag::O_CLOEXEC).map_err(os_error)
+        let is_short_lived = clock::now().saturating_sub(pipe.started) < SHORT_LIFE;
+        let short_lived = if is_short_lived { pipe.short_lived + 1 } else { 0 };
+        if short_lived > MOST_SHORT_LIVED {
+            return false;
+        }
+        let Ok(other) = GuardianPipe::start(&self.program, &self.argv, &self.envp, short_lived) else { return false };
+        let before = std::mem::replace(&mut *pipe, other);
+        if !before.is_own() {
+            // Not to be closed.
+            let _ = before.end.into_raw_fd();
+        }
+        true
     }
 }
 
@@ -90,17 +117,28 @@ impl Guardian {
     /// Adds `fileno` to the set. An event comes once, and is no error to have been added before.
     pub fn watch(&self, poll: &Poller, token: u64) {
         // EEXIST, or a lack of memory: the next start of ranks sees the end of the guardian.
-        let _ = poll.edge(&*self.lock(), token);
+        let _ = poll.edge(&self.lock().end, token);
     }
 
-    fn lock(&self) -> MutexGuard<'_, OwnedFd> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, GuardianPipe> {
+        self.pipe.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether a process has the read end of this pipe: without one, the write end has POLLERR (poll(2)).
-fn has_reader(end: &OwnedFd) -> bool {
-    poll(&mut [PollFd::new(end.as_fd(), PollFlags::empty())], PollTimeout::ZERO) == Ok(0)
+impl GuardianPipe {
+    fn start(program: &CStr, argv: &[Vec<CString>; 2], envp: &[CString], short_lived: u32) -> io::Result<Self> {
+        let end = start(program, argv, envp)?;
+        Ok(Self { inode: fstat(&end)?.st_ino, end, started: clock::now(), short_lived })
+    }
+
+    fn is_own(&self) -> bool {
+        fstat(&self.end).is_ok_and(|file| file.st_ino == self.inode)
+    }
+
+    /// Whether a process has the read end: without one, the write end has POLLERR (poll(2)).
+    fn has_reader(&self) -> bool {
+        self.is_own() && poll(&mut [PollFd::new(self.end.as_fd(), PollFlags::empty())], PollTimeout::ZERO) == Ok(0)
+    }
 }
 
 /// Starts a guardian. Returns the write end of its pipe.

@@ -244,9 +244,10 @@ impl Joiner {
         if let Some(guardian) = self.guardian.as_ref().and_then(|it| it.bind(py).upgrade())
             && let Ok(guardian) = guardian.cast_into::<Guardian>()
         {
-            // OSError: the ranks run without one.
-            let _ = guardian.get().replace_if_ended();
-            guardian.get().watch(&self.poll, GUARDIAN);
+            // If none can be started, the ranks run without one.
+            if guardian.get().replace_if_ended() {
+                guardian.get().watch(&self.poll, GUARDIAN);
+            }
         }
     }
 

@@ -55,16 +55,10 @@ def keep_guardian(key: str) -> int:
     """Replaces the guardian of a key if it has ended, as by the OOM killer.
 
     Returns:
-        The descriptor that is readable once the guardian has ended; -1 if there is none.
+        The number of a descriptor that has POLLERR once the guardian has ended; -1 if none runs.
     """
     guardian = find_guardian(key)
-    if guardian is None:
-        return -1
-    try:
-        guardian.replace_if_ended()
-    except OSError:
-        return -1
-    return guardian.fileno()
+    return guardian.fileno() if guardian is not None and guardian.replace_if_ended() else -1
 
 
 def _start_guardian() -> tuple[str, _lib.Guardian | None]:

@@ -57,9 +57,9 @@ pub fn time_limit() -> Option<Duration> {
     Some(Duration::from_secs(end)).filter(|end| *end > clock::wall())
 }
 
-/// The grace period: what scancel and a preemption leave, unless the user wants more than the default.
+/// The grace period: the default is no longer than what scancel and a preemption leave.
 pub fn grace_period(wanted: Duration, vars: &EnvVars) -> Duration {
-    if is_in_job(vars) && wanted == KILL_WAIT { until_kill(vars) } else { wanted }
+    if is_in_job(vars) && wanted == KILL_WAIT { wanted.min(until_kill(vars)) } else { wanted }
 }
 
 /// How long after the first SIGTERM further ones are the same request.
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(grace(30, &[]), 30_000);
         assert_eq!(grace(30, &[wait("60")]), 30_000, "this is no job of Slurm");
         assert_eq!(grace(30, &[job]), 28_000);
-        assert_eq!(grace(30, &[job, wait("60")]), 58_000);
+        assert_eq!(grace(30, &[job, wait("60")]), 30_000, "a rank that fails need not wait longer either");
         assert_eq!(grace(30, &[job, wait(" 10 ")]), 8_000);
         assert_eq!(grace(30, &[job, wait("4")]), 3_000);
         assert_eq!(grace(120, &[job, wait("60")]), 120_000, "the user has set it");

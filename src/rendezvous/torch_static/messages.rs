@@ -47,9 +47,16 @@ impl StaticPeers {
             let mut client = None;
             for message in messages {
                 if let QuestionMessage::Tell { to, text, .. } = message {
-                    let family = if to.is_some() { codec::MESSAGES_TO_FIRST } else { codec::MESSAGES };
-                    // What cannot be sent is lost; the next message needs another connection.
-                    client = store.send(client.take(), family, &text).ok();
+                    // Node 0 receives only what is sent to it alone.
+                    let families: &[&str] = match to {
+                        Some(_) => &[codec::MESSAGES_TO_FIRST],
+                        None if store.node == 0 => &[codec::MESSAGES],
+                        None => &[codec::MESSAGES, codec::MESSAGES_TO_FIRST],
+                    };
+                    for family in families {
+                        // What cannot be sent is lost; the next message needs another connection.
+                        client = store.send(client.take(), family, &text).ok();
+                    }
                 }
             }
         })?;

@@ -124,21 +124,18 @@ impl PreemptLink {
     /// Messages to other nodes go here. The first call counts.
     pub fn connect(&self, others: Sender<QuestionMessage>) {
         let _ = self.0.others.set(others);
-        if self.0.receives_own.load(Ordering::SeqCst) {
-            self.request_own();
-        }
+        // The event loop may want to receive them.
+        signals::wake();
     }
 
-    /// This node receives what others send to it alone, from now on or from `connect` on.
+    /// This node receives what others send to it alone, from now on. To be called in each turn of the event loop: before `connect`,
+    /// and while too many messages wait, it does nothing.
     pub fn receive_own(&self) {
-        if !self.0.receives_own.swap(true, Ordering::SeqCst) {
-            self.request_own();
-        }
-    }
-
-    fn request_own(&self) {
-        if let Some(others) = self.0.others.get() {
-            let _ = others.try_send(QuestionMessage::ReceiveOwn);
+        if !self.0.receives_own.load(Ordering::Relaxed)
+            && let Some(others) = self.0.others.get()
+            && others.try_send(QuestionMessage::ReceiveOwn).is_ok()
+        {
+            self.0.receives_own.store(true, Ordering::Relaxed);
         }
     }
 

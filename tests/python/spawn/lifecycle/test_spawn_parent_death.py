@@ -264,10 +264,13 @@ def test_ranks_that_closed_their_lifeline_die_with_a_killed_parent(method: str) 
     with Parent(of_closing_ranks, method) as parent:
         ranks = parent.ranks(2)
         (guardian,) = guardians(parent)
+        # A parent that runs would start another one.
+        os.kill(parent.process.pid, signal.SIGSTOP)
         os.kill(guardian, signal.SIGKILL)
         assert all_gone([guardian])
         os.kill(parent.process.pid, signal.SIGKILL)
         assert all_gone(ranks.values(), 2)
+        assert guardians(parent) == []
 
 
 @each_method

@@ -29,6 +29,7 @@ from tree_parents import (
     parent_that_is_its_executable,
     spawns_twice,
     two_threads,
+    whose_guardian_ends_at_once,
 )
 
 each_method = each("method", METHODS)
@@ -190,6 +191,19 @@ def test_a_guardian_that_dies_during_a_join_is_replaced_at_once(framework: str) 
         os.kill(parent.process.pid, signal.SIGKILL)
         assert all_gone([message["pid"], *message["left"]], 2)
         assert parent.leaves_no_process()
+
+
+def test_a_guardian_that_cannot_run_is_not_started_without_end(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\necho >> "$0.ran"\n')
+    program.chmod(0o755)
+    ran = program.with_suffix(".ran")
+    with Parent(whose_guardian_ends_at_once, str(program)) as parent:
+        # The first one, and three that replace it.
+        assert eventually(lambda: ran.exists() and ran.read_text() == "\n" * 4)
+        program.with_suffix(".end").touch()
+        assert parent.ends() == 0
+    assert ran.read_text() == "\n" * 4
 
 
 @each_method

@@ -161,6 +161,16 @@ def joins_for_ever(framework: str) -> None:
         spawn(leave_behind, "fork", 1, ("stay",))
 
 
+def wait_for_file(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+
+def whose_guardian_ends_at_once(executable: str) -> None:
+    multiprocessing.set_executable(executable)
+    spawn(wait_for_file, "fork", 1, (executable + ".end",))
+
+
 def share_as_paddle(end: str) -> None:
     """As a worker of Paddle's DataLoader: what it shares has its pid in the name."""
     name = "/dev/shm/paddle_{}_0_123"
