@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from bench_launchers import LAUNCHERS
+from bench_launchers import BEFORE, LAUNCHERS
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "pictures"))
 
@@ -29,7 +29,7 @@ def charts(page: str) -> list[Chart]:
             if (table.section, name) in DRAWN:
                 read = {title: amount(cell) for title, cell in zip(table.head[1:], cells, strict=False)}
                 rows = []
-                for launcher in LAUNCHERS:
+                for launcher in (it for it in LAUNCHERS if it is not BEFORE):
                     figure, words = read.get(launcher.title, (None, ""))
                     if figure is not None:
                         colour = OURS if launcher.ours else OTHER

@@ -143,7 +143,7 @@ const OTHER_VARIABLES: [(&str, &str); 4] = [
     ("RLAUNCH_RUNTIME_DIR", "folder of the control sockets of running jobs (default: `/tmp/rlaunch-UID`)"),
     (
         "RLAUNCH_SLURM_KILL_WAIT",
-        "Slurm's KillWait in seconds (default: 30; [how to set it](../slurm.md#how-a-job-ends))",
+        "Slurm's KillWait in seconds (default: 30; [how to set it](../slurm.md#a-job-that-asks-whether-to-stop))",
     ),
     ("RLAUNCH_STORE_WAIT", "with `0`, ranks do not wait for the store of rank 0 ([why they do](../frameworks.md))"),
 ];
