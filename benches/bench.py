@@ -70,9 +70,9 @@ HEAD = """# Benchmarks
 rlaunch and its rivals, side by side: each table is of one run. Written by `{command}`; do not edit.
 {about}.
 
-In brackets: how many times rlaunch's figure. *rlaunch before*: the rlaunch of the commit that the table names.
-*Bare*: the same ranks without any launcher. *Promise*: what rlaunch's figure must keep to; the bench fails when
-it does not.
+In brackets: how many times rlaunch's figure. *rlaunch before*: the rlaunch of the commit that the table
+names. *Bare*: the same ranks without any launcher. *Promise*: what rlaunch's figure must keep to; the bench
+fails when it does not.
 
 ![{alt}]({picture})
 """
