@@ -45,7 +45,7 @@ def test_the_guide_s_job_is_queued_again_and_resumes(
     # Two ranks for each node.
     driver = {"LD_LIBRARY_PATH": nvml.environment(tmp_path, "-DGPUS=2")["LD_LIBRARY_PATH"]}
     job = cluster.submit(script, "--time=5", folder=tmp_path, env=driver)
-    until(lambda: job.fields()["Restarts"] == "1", "the job that was queued again", 120)
+    until(lambda: job.fields()["Restarts"] == "1", "the job that was queued again", 240)
     # Otherwise the notice might come again before there is anything new to save.
     cluster.run("scontrol", "update", f"jobid={job.number}", "timelimit=60")
     resumed = r"^resumed at step (\d+)$[^$]*?^step \d+: loss"
