@@ -30,6 +30,7 @@ PACKAGES = (
     "jsonschema-rs",
     "numpy",
     "psutil>=6",
+    "pyroute2>=0.9",
     "pytest>=8",
     "pytest-cov>=6",
     "pytest-timeout>=2.3",

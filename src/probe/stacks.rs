@@ -69,8 +69,14 @@ fn python_threads(pid: i32) -> Result<Vec<ThreadStack>, String> {
         Err(why_not(pid, &last))
     }));
     let mut threads = read.unwrap_or_else(|_| Err("its memory could not be interpreted".to_owned()))?;
-    threads.sort_by_key(|thread| (thread.thread != u64::try_from(pid).ok(), thread.thread));
+    put_main_first(&mut threads, pid);
     Ok(threads)
+}
+
+/// Sorts the threads, which Python lists from the newest to the oldest. Before Python 3.11 it does not know their ids.
+fn put_main_first(threads: &mut [ThreadStack], pid: i32) {
+    threads.reverse();
+    threads.sort_by_key(|thread| (thread.thread != u64::try_from(pid).ok(), thread.thread));
 }
 
 fn thread_of(trace: StackTrace) -> ThreadStack {
@@ -97,4 +103,26 @@ fn why_not(pid: i32, error: &str) -> String {
 
 fn has_python(maps: &[u8]) -> bool {
     String::from_utf8_lossy(maps).to_ascii_lowercase().contains("python")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_main_thread_comes_first() {
+        let order = |ids: &[Option<u64>]| {
+            let thread = |(at, id): (usize, &Option<u64>)| ThreadStack {
+                thread: *id,
+                name: Some(at.to_string()),
+                frames: Vec::new(),
+            };
+            let mut threads: Vec<ThreadStack> = ids.iter().enumerate().map(thread).collect();
+            put_main_first(&mut threads, 7);
+            threads.into_iter().filter_map(|thread| thread.name).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&[Some(9), Some(8), Some(7)]), ["2", "1", "0"]);
+        assert_eq!(order(&[Some(9), Some(7), Some(8)]), ["1", "2", "0"]);
+        assert_eq!(order(&[None, None, None]), ["2", "1", "0"], "the newest is listed first");
+    }
 }

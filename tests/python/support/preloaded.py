@@ -38,7 +38,7 @@ _PLUGINS = ("python", "terminal", "unittest", "skipping", "doctest", "junitxml",
 IMPORTS = {
     "torch": ["torch.distributed.run"],
     "paddle": ["paddle.distributed.launch.main"],
-    "pytest": ["pytest", *(f"_pytest.{name}" for name in _PLUGINS), "rlaunch._pytest.hooks"],
+    "pytest": ["pytest", *(f"_pytest.{name}" for name in _PLUGINS)],
 }
 _held: dict[str, socket.socket] = {}
 # That of the session, before any test has changed it: a server outlives the test that needs it first.
