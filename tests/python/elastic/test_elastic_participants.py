@@ -205,7 +205,7 @@ def test_only_nodes_with_the_jobs_secret_are_admitted(
         job.end_successfully(zero, job.node(2, script, module=module, RLAUNCH_JOB_SECRET=own))
 
 
-def test_a_job_with_a_secret_does_not_join_a_master_that_cannot_prove_it(
+def test_a_job_with_a_secret_does_not_join_the_master_of_the_real_paddle(
     tmp_path: Path, three: list[Host]
 ) -> None:
     with Job(tmp_path, three, AtMaster) as job:
