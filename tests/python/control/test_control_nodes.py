@@ -153,8 +153,11 @@ def test_each_node_shows_the_ranks_of_all(
 ) -> None:
     with Job(tmp_path, made.on, backend) as job:
         nodes = start(job, module)
-        (odd,) = until(lambda: list(tmp_path.glob("odd.*")), "the odd rank")
-        odd_rank = int(odd.read_text())
+        # The file may be there before its text.
+        (odd,) = until(
+            lambda: [text for it in tmp_path.glob("odd.*") if (text := it.read_text())], "the odd rank"
+        )
+        odd_rank = int(odd)
         pids = {rank: int(job.text(f"ready.{rank}")) for rank in range(4)}
         for node in range(2):
             status = shown(job, node, "status")

@@ -85,7 +85,10 @@ def test_a_newcomer_that_cannot_begin_is_excluded(
         own.await_round(1, 3)
         job.finish()
         job.end_successfully(own)
-        assert job.check_one_world() == {1: 1, 3: 1}
+        worlds = job.check_one_world()
+        # The rank of the first node may have come that far in the round with the newcomer.
+        assert worlds.pop(2, 2) == 2
+        assert worlds == {1: 1, 3: 1}
 
 
 @each("module", [PADDLE, TORCH])
