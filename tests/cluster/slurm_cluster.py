@@ -26,6 +26,8 @@ NODES = 3
 CPUS = 96
 GPUS = 8
 KILL_WAIT = 30  # Slurm's default.
+# A launcher on each of two nodes.
+SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
 MUNGE_SOCKET = "/run/munge.socket"
 # Of one job after another, which are started by these seconds: long enough for any.
 JOB_LIMIT = 100.0

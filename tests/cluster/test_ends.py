@@ -10,9 +10,8 @@ import pytest
 from launching import until
 from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, reported, saves, write
 from scenario_table import Row
-from slurm_cluster import KILL_WAIT, Cluster
+from slurm_cluster import KILL_WAIT, SRUN, Cluster
 
-SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -14,7 +14,7 @@ from launching import until
 from paths import ROOT
 from ranks_of_jobs import FRONT_ENDS, write
 from scenario_table import Row
-from slurm_cluster import Cluster
+from slurm_cluster import SRUN, Cluster
 
 
 def block(page: str, title: str) -> str:
@@ -96,9 +96,7 @@ def test_a_job_of_paddle(cluster: Cluster, tmp_path: Path, row: Row, front_end: 
     )
     program = block("get-started/paddle.md", "train.py")
     write(tmp_path, f"{program}print(dist.get_world_size(), 'ranks')\n")
-    status, output = cluster.finish(
-        "srun", "--nodes=2", "--ntasks-per-node=1", *command.split(), folder=tmp_path
-    )
+    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
     logs = logs_of_ranks(tmp_path)
     assert status == 0, (output, logs)
     assert ["4 ranks" in log for log in logs] == [True] * 4, logs
@@ -115,9 +113,7 @@ def test_a_rank_of_paddle_that_fails(cluster: Cluster, tmp_path: Path, row: Row,
         "all launchers end, and name rank 3",
     )
     write(tmp_path, PADDLE_FAILS)
-    status, output = cluster.finish(
-        "srun", "--nodes=2", "--ntasks-per-node=1", *command.split(), folder=tmp_path
-    )
+    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
     # A program that does not catch WorkerError exits with 1.
     assert status == (1 if "launch()" in front_end else 7), (output, logs_of_ranks(tmp_path))
     results = [json.loads(path.read_text()) for path in tmp_path.glob("log/node-*/rlaunch/result.json")]

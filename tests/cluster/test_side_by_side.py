@@ -9,9 +9,7 @@ import pytest
 from launching import until
 from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, reported, write
 from scenario_table import Row
-from slurm_cluster import Cluster, Job
-
-SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
+from slurm_cluster import SRUN, Cluster, Job
 
 
 def test_nodes_that_share_a_folder_have_logs_of_their_own(cluster: Cluster, tmp_path: Path, row: Row) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, reported, write
 from scenario_table import Row
-from slurm_cluster import Cluster
-
-SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
+from slurm_cluster import SRUN, Cluster
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
