@@ -111,7 +111,8 @@ impl EtcdQuestions {
         let (sent, listener) = (self.keys.sent_to(&self.own_id), self.listener.clone());
         let prefix = sent.clone();
         let on_event = move |event| {
-            // What is missed is lost: it is sent again.
+            // What is missed is lost: it is sent again. What etcd refuses here it refuses to the watch of `board/` too, which ends
+            // the session.
             let WatchEvent::Changes(changes) = event else { return };
             for change in changes {
                 if let WatchChange::Put(kv) = change

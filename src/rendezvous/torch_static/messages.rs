@@ -10,12 +10,22 @@ use crate::rendezvous::torch_store::client::{StoreClient, wire_key};
 use crossbeam_channel::{Sender, bounded};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::AsFd;
+use std::time::Duration;
 use tracing::debug;
 
 /// Messages that may wait for the store.
 const MOST_WAITING: usize = 64;
+/// How long a sender may take to write a message whose number it has taken.
+const WRITE: Duration = Duration::from_secs(1);
+/// What stands at the number of a sender that has not written its message in time.
+const NO_MESSAGE: &[u8] = b"null";
+/// How many numbers a sender takes for one message: it may be found slow each time.
+const MOST_ATTEMPTS: u32 = 3;
+/// The pause before another connection to the store.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 
 /// A message at the store.
 #[derive(Serialize, Deserialize)]
@@ -76,25 +86,48 @@ impl MessageStore {
     fn send(&self, client: Option<StoreClient>, family: &str, text: &str) -> io::Result<StoreClient> {
         let mut client = client.map_or_else(|| self.connect(), Ok)?;
         let message = NodeMessage { node: self.node, text: text.to_owned() };
-        let count = wire_key(&self.run_id, &format!("{family}count"));
-        let number = client.add(&count, 1, &mut patience(REQUEST))?;
         // Serialization of this type cannot fail.
-        let text = serde_json::to_vec(&message).unwrap_or_default();
-        client.set(&self.key(family, number), &text, &mut patience(REQUEST))?;
+        let message = serde_json::to_vec(&message).unwrap_or_default();
+        let count = wire_key(&self.run_id, &format!("{family}count"));
+        for _ in 0..MOST_ATTEMPTS {
+            let number = client.add(&count, 1, &mut patience(REQUEST))?;
+            let stored = client.set_if_missing(&self.key(family, number), &message, &mut patience(REQUEST))?;
+            self.fill_gap(&mut client, (family, number))?;
+            if stored == message {
+                break;
+            }
+        }
         Ok(client)
     }
 
-    /// Receives until the store is gone.
+    /// A sender that dies between taking a number and writing its message leaves a gap, at which receivers would wait for ever.
+    fn fill_gap(&self, client: &mut StoreClient, (family, number): (&str, i64)) -> io::Result<()> {
+        for before in (1..number).rev() {
+            let key = self.key(family, before);
+            match client.wait(&[&key], &mut patience(WRITE)) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    client.set_if_missing(&key, NO_MESSAGE, &mut patience(REQUEST))?;
+                }
+                other => return other,
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives as long as the process lives.
     fn receive(&self, listener: &QuestionListener) {
         let family = if self.node == 0 { codec::MESSAGES_TO_FIRST } else { codec::MESSAGES };
-        let ended = self.connect().and_then(|mut client| {
-            for number in 1.. {
-                self.receive_one(&mut client, (family, number), listener)?;
-            }
-            Ok(())
-        });
-        if let Err(error) = ended {
-            debug!("no messages of other nodes are received any more: {error}");
+        let mut number = 1;
+        loop {
+            let ended: io::Result<Infallible> = self.connect().and_then(|mut client| {
+                loop {
+                    self.receive_one(&mut client, (family, number), listener)?;
+                    number += 1;
+                }
+            });
+            let Err(error) = ended;
+            debug!("no messages of other nodes are received for a moment: {error}");
+            std::thread::sleep(RECONNECT_PAUSE);
         }
     }
 

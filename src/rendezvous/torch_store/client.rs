@@ -73,6 +73,13 @@ impl StoreClient {
         self.send(&StoreRequest::Set { key: key.to_vec(), value: value.to_vec() }, left)
     }
 
+    /// Sets a key if it does not exist. Returns its value.
+    pub fn set_if_missing(&mut self, key: &[u8], value: &[u8], left: TimeLeft<'_>) -> io::Result<Vec<u8>> {
+        let (key, desired) = (key.to_vec(), value.to_vec());
+        self.send(&StoreRequest::CompareSet { key, expected: Vec::new(), desired }, left)?;
+        self.read_value(left)
+    }
+
     /// Waits for a key, and returns its value.
     pub fn get(&mut self, key: &[u8], left: TimeLeft<'_>) -> io::Result<Vec<u8>> {
         self.wait(&[key], left)?;
@@ -82,6 +89,10 @@ impl StoreClient {
     /// The value of a key that is there. Another key may end the connection.
     pub fn get_present(&mut self, key: &[u8], left: TimeLeft<'_>) -> io::Result<Vec<u8>> {
         self.send(&StoreRequest::Get(key.to_vec()), left)?;
+        self.read_value(left)
+    }
+
+    fn read_value(&mut self, left: TimeLeft<'_>) -> io::Result<Vec<u8>> {
         let length = u64::from_le_bytes(self.read(left)?);
         if length > MAX_VALUE as u64 {
             return Err(io::Error::new(ErrorKind::InvalidData, format!("a value of {length} bytes is too long")));

@@ -13,6 +13,7 @@ use crate::supervise::SupervisorEvent;
 use crate::sys::clock;
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -25,12 +26,17 @@ const LAST_CALL: Duration = Duration::from_secs(5);
 
 /// Has the nodes of a static rendezvous hear of each other's notices.
 pub(super) fn connect(peers: &StaticPeers, link: &PreemptLink) {
-    let heard = link.clone();
+    let (heard, has_warned) = (link.clone(), AtomicBool::new(false));
     let listener = move |event| {
-        if let QuestionEvent::Asked { asker, text, .. } = event
-            && let Some(message) = StopMessage::decode(&text)
-        {
-            heard.hear(asker, message);
+        let QuestionEvent::Asked { asker, text, .. } = event else { return };
+        match StopMessage::decode(&text) {
+            Some(message) => heard.hear(asker, message),
+            // The nodes of other rendezvous compare their versions when they join.
+            None if !has_warned.swap(true, Ordering::Relaxed) => warn!(
+                "node {asker} cannot agree on a step at which ranks stop: its launcher has another version; use one version \
+                 on all nodes"
+            ),
+            None => {}
         }
     };
     match peers.connect_messages(Box::new(listener)) {

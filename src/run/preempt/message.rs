@@ -57,9 +57,9 @@ impl StopMessage {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads the message of another node.
+    /// Reads the message of another node; `None`: it is not one of this version.
     pub fn decode(text: &str) -> Option<Self> {
-        serde_json::from_str(text).ok()
+        serde_json::from_str(text).ok().filter(|message: &Self| message.version == CONTROL_VERSION)
     }
 }
 
@@ -80,6 +80,10 @@ mod tests {
             let asks = message.asking_for_time(true);
             assert_eq!(StopMessage::decode(&asks.encode()), Some(asks));
         }
-        assert_eq!(StopMessage::decode(r#"{"version":1,"round":2,"grace_millis":7}"#), None);
+        let message = StopMessage::new(2, (Duration::ZERO, None), StopDocument::default());
+        let other = StopMessage { version: CONTROL_VERSION + 1, ..message };
+        for text in [r#"{"version":1,"round":2,"grace_millis":7}"#, &other.encode()] {
+            assert_eq!(StopMessage::decode(text), None, "{text}");
+        }
     }
 }

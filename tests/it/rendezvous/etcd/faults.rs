@@ -1,7 +1,7 @@
 //! Servers that stop, hang, are cut off, change their leader or forget.
 
+use crate::rendezvous::cable::Cable;
 use crate::rendezvous::etcd::node::{Node, config};
-use crate::rendezvous::etcd::proxy::Cable;
 use crate::rendezvous::etcd::server::{Etcd, wait_for};
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::etcd;

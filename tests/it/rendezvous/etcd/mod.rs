@@ -4,7 +4,6 @@
 mod authority;
 mod faults;
 mod node;
-mod proxy;
 mod questions;
 mod refusals;
 mod renewals;

@@ -246,7 +246,10 @@ def test_an_invalid_record_descriptor_is_ignored(place: Place) -> None:
 
 @pytest.mark.parametrize("delay", range(0, 40, 8))
 def test_an_early_ctrl_c_shows_no_traceback_of_rlaunch(place: Place, delay: int) -> None:
-    """A traceback of the interpreter's own start is Python's, which may also swallow the interrupt (site)."""
+    """A traceback of the interpreter's own start is Python's, which may also swallow the interrupt (site).
+
+    The first statement of rlaunch, which sets the signal's default action, can itself be interrupted.
+    """
     place.script("")
     with place.start("train.py") as launcher:
         # The instant is what is varied: nothing is waited for.
@@ -254,4 +257,4 @@ def test_an_early_ctrl_c_shows_no_traceback_of_rlaunch(place: Place, delay: int)
         os.kill(launcher.pid, signal.SIGINT)
         _, err = launcher.communicate(timeout=LIMIT)
     assert launcher.returncode in (-2, 0, 1, 130)
-    assert not re.search(rb'/rlaunch/\w+\.py"', err), err
+    assert not re.search(rb'/rlaunch/(?!__init__)\w+\.py"', err), err

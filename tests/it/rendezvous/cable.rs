@@ -1,4 +1,4 @@
-//! A cable between a node and etcd that can be cut.
+//! A cable between a node and a server that can be cut.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 pub struct Cable {
+    pub port: u16,
+    /// Of etcd.
     pub endpoint: String,
     cut: Arc<AtomicBool>,
     sockets: Arc<Mutex<Vec<TcpStream>>>,
@@ -15,9 +17,10 @@ pub struct Cable {
 impl Cable {
     pub fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let own = listener.local_addr().unwrap();
         let (cut, sockets) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-        let cable = Self { endpoint, cut: Arc::clone(&cut), sockets: Arc::clone(&sockets) };
+        let endpoint = format!("http://{own}");
+        let cable = Self { port: own.port(), endpoint, cut: Arc::clone(&cut), sockets: Arc::clone(&sockets) };
         thread::spawn(move || {
             for near in listener.incoming() {
                 let Ok(near) = near else { continue };
