@@ -114,9 +114,9 @@ class MissingRankError(RuntimeError):
 
 
 class WorkerError(JobError, RuntimeError):
-    """``rlaunch.launch``: a rank failed, a signal stopped the job, or another node was lost.
+    """``rlaunch.launch``: a rank failed, a signal stopped the job, it was preempted, or another node was lost.
 
-    The text is the failure report.
+    The text is the failure report, or says how the job ended.
 
     Attributes:
         report: how the job ended.

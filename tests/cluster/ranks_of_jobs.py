@@ -25,16 +25,39 @@ signal.signal(signal.SIGTERM, save)
 tell("ready")
 """
 
+# Options are its arguments, such as log_dir=log.
 LAUNCH = """
+import sys
+
 import rlaunch
 
-rlaunch.launch("train.py", nproc_per_node=2)
+options = {"nproc_per_node": 2, **dict(word.split("=") for word in sys.argv[1:])}
+try:
+    rlaunch.launch("train.py", **options)
+except rlaunch.WorkerError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.report.exit_status)
+except rlaunch.LaunchError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.status)
 """
-FRONT_ENDS = {
-    "python -m rlaunch": "python -m rlaunch --nproc_per_node 2 train.py",
-    "python -m rlaunch.run": "python -m rlaunch.run --nproc-per-node 2 train.py",
-    "rlaunch.launch()": "python launch.py",
-}
+FRONT_ENDS = ("python -m rlaunch", "python -m rlaunch.run", "rlaunch.launch()")
+
+
+def command(front_end: str, **options: str | int) -> str:
+    """The command of a job that has two ranks a node, with these options. A shell expands their variables."""
+    if front_end == "rlaunch.launch()":
+        return " ".join(["python launch.py", *(quoted(f"{name}={value}") for name, value in options.items())])
+    if front_end == "python -m rlaunch.run":
+        options = {name.replace("_", "-"): value for name, value in ({"nproc_per_node": 2} | options).items()}
+    else:
+        options = {"nproc_per_node": 2} | options
+    words = [f"--{name} {quoted(str(value))}" for name, value in options.items()]
+    return " ".join([front_end, *words, "train.py"])
+
+
+def quoted(word: str) -> str:
+    return f'"{word}"' if "$" in word else word
 
 
 def saves(seconds: float = 0.0, status: int = 0) -> str:

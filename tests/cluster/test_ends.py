@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from launching import until
-from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, reported, saves, write
+from ranks_of_jobs import FRONT_ENDS, RANK, command, is_whole, reported, saves, write
 from scenario_table import Row
 from slurm_cluster import KILL_WAIT, SRUN, Cluster
 
@@ -30,19 +30,18 @@ if number == 3:
 @pytest.mark.parametrize("option", ["", "--kill-on-bad-exit=1"])
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end: str, option: str) -> None:
-    srun, command = [*SRUN, *option.split()], FRONT_ENDS[front_end]
+    srun, line = [*SRUN, *option.split()], command(front_end)
     row.begin(
         f"rank 3 exits with 7, the others save for 2 s, `{front_end}`",
-        f"{' '.join(srun)} {command}",
+        f"{' '.join(srun)} {line}",
         "ranks 0 to 2 save; srun exits with the status of the launchers",
     )
     write(tmp_path, FAILS)
     began = time.monotonic()
-    status, output = cluster.finish(*srun, *command.split(), folder=tmp_path)
+    status, output = cluster.finish(*srun, *line.split(), folder=tmp_path)
     took = time.monotonic() - began
     saved = sorted(rank for ranks in reported(tmp_path, "saved").values() for rank in ranks)
-    # A program that does not catch WorkerError exits with 1.
-    assert (status, saved) == (1 if "launch()" in front_end else 7, ["0.of.4", "1.of.4", "2.of.4"]), output
+    assert (status, saved) == (7, ["0.of.4", "1.of.4", "2.of.4"]), output
     assert took < KILL_WAIT, output
     row.seen = f"ranks 0 to 2 saved; exit status {status}"
 
@@ -51,11 +50,11 @@ def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end
 def test_scancel(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
     row.begin(
         f"scancel of a batch job whose ranks save for 5 s, `{front_end}`",
-        f"srun {FRONT_ENDS[front_end]}",
+        f"srun {command(front_end)}",
         "all ranks save",
     )
     write(tmp_path, f"{saves(seconds=5.0)}sleep()\n")
-    job = cluster.submit(BATCH.format(command=FRONT_ENDS[front_end]), folder=tmp_path)
+    job = cluster.submit(BATCH.format(command=command(front_end)), folder=tmp_path)
     until(lambda: is_whole(tmp_path, "ready"), "ranks")
     cluster.run("scancel", str(job.number))
     assert job.wait() == "CANCELLED"
@@ -69,11 +68,11 @@ def test_scancel(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> 
 def test_the_time_limit(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
     row.begin(
         f"time limit; ranks save for 20 s, KillWait is {KILL_WAIT} s, `{front_end}`",
-        f"sbatch --time=1 ...\nsrun {FRONT_ENDS[front_end]}",
+        f"sbatch --time=1 ...\nsrun {command(front_end)}",
         "all ranks save",
     )
     write(tmp_path, f"{saves(seconds=20.0)}sleep()\n")
-    job = cluster.submit(BATCH.format(command=FRONT_ENDS[front_end]), "--time=1", folder=tmp_path)
+    job = cluster.submit(BATCH.format(command=command(front_end)), "--time=1", folder=tmp_path)
     until(lambda: is_whole(tmp_path, "ready"), "ranks")
     assert job.wait(limit=150) == "TIMEOUT", job.output()
     job.await_end()
@@ -81,15 +80,17 @@ def test_the_time_limit(cluster: Cluster, tmp_path: Path, row: Row, front_end: s
     row.seen = f"all 4 ranks saved; state {job.state}"
 
 
-def test_ranks_that_do_not_end_in_time(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_ranks_that_do_not_end_in_time(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    line = command(front_end, log_dir="log")
     row.begin(
-        "scancel of a job whose ranks ignore SIGTERM",
-        f"srun {FRONT_ENDS['python -m rlaunch']}",
+        f"scancel of a job whose ranks ignore SIGTERM, `{front_end}`",
+        f"srun {line}",
         f"rlaunch kills the ranks and reports it before Slurm kills rlaunch ({KILL_WAIT} s)",
     )
     script = f"{RANK}\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntell('ready')\nsleep()\n"
     write(tmp_path, script)
-    job = cluster.submit(BATCH.format(command=FRONT_ENDS["python -m rlaunch"]), folder=tmp_path)
+    job = cluster.submit(BATCH.format(command=line), folder=tmp_path)
     until(lambda: is_whole(tmp_path, "ready"), "ranks")
     began = time.monotonic()
     cluster.run("scancel", str(job.number))
@@ -97,7 +98,7 @@ def test_ranks_that_do_not_end_in_time(cluster: Cluster, tmp_path: Path, row: Ro
     took = time.monotonic() - began
     assert took < KILL_WAIT + 5, job.output()
     # Slurm ends srun first, so its console does not have this.
-    events = [path.read_text() for path in sorted(tmp_path.glob("log/node-*/rlaunch/events.jsonl"))]
+    events = [path.read_text() for path in sorted(tmp_path.glob("log/**/rlaunch/events.jsonl"))]
     last = [json.loads(text.splitlines()[-1]) for text in events]
     assert ["killing" in text for text in events] == [True, True], events
     assert [one["event"] for one in last] == ["job_ended", "job_ended"], events
@@ -107,15 +108,16 @@ def test_ranks_that_do_not_end_in_time(cluster: Cluster, tmp_path: Path, row: Ro
     )
 
 
-def test_a_launcher_that_is_killed(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_launcher_that_is_killed(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
     row.begin(
-        "SIGKILL of the launcher on one node (out of memory)",
-        f"srun {FRONT_ENDS['python -m rlaunch']}",
+        f"SIGKILL of the launcher on one node (out of memory), `{front_end}`",
+        f"srun {command(front_end)}",
         "the other node's ranks save; its launcher exits with 75",
     )
     script = saves() + "tell('launcher', os.environ['SLURM_TASK_PID'])\nsleep()\n"
     write(tmp_path, script)
-    job = cluster.submit(BATCH.format(command=FRONT_ENDS["python -m rlaunch"]), folder=tmp_path)
+    job = cluster.submit(BATCH.format(command=command(front_end)), folder=tmp_path)
     until(lambda: is_whole(tmp_path, "launcher"), "ranks")
     lost, kept = sorted(reported(tmp_path, "launcher"))[::-1]
     (pid,) = {path.read_text() for path in tmp_path.glob(f"launcher.*.on.{lost}")}
@@ -133,12 +135,13 @@ WAIT, GIVES_UP = 5, 32
 
 
 @pytest.mark.timeout(240)
-def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
     """Two jobs at once, because it takes long: without --wait, srun holds the nodes."""
-    command = FRONT_ENDS["python -m rlaunch"]
+    line = command(front_end)
     row.begin(
-        "the network of one node fails",
-        f"srun --wait={WAIT} {command}\nsrun --kill-on-bad-exit=1 {command}",
+        f"the network of one node fails, `{front_end}`",
+        f"srun --wait={WAIT} {line}\nsrun --kill-on-bad-exit=1 {line}",
         "the other node's ranks save, its launcher exits with 75; with --wait srun ends 37 s later",
     )
     jobs = []
@@ -146,7 +149,7 @@ def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row) -> None:
         folder = tmp_path / option
         folder.mkdir()
         write(folder, f"{saves()}sleep()\n")
-        script = f"{BATCH.format(command=f'{option} {command}')}echo srun exited with $?\n"
+        script = f"{BATCH.format(command=f'{option} {line}')}echo srun exited with $?\n"
         jobs.append(cluster.submit(script, "--no-requeue", folder=folder))
         until(lambda folder=folder: is_whole(folder, "ready"), "ranks")
     waits, holds = jobs

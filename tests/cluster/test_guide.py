@@ -12,7 +12,7 @@ import nvml
 import pytest
 from launching import until
 from paths import ROOT
-from ranks_of_jobs import FRONT_ENDS, write
+from ranks_of_jobs import FRONT_ENDS, command, write
 from scenario_table import Row
 from slurm_cluster import SRUN, Cluster
 
@@ -83,20 +83,20 @@ def saved_step(folder: Path) -> int:
 
 
 # rlaunch.run sets the variables of Paddle on one node only.
-PADDLE_JOBS = {name: command for name, command in FRONT_ENDS.items() if name != "python -m rlaunch.run"}
+PADDLE_JOBS = [front_end for front_end in FRONT_ENDS if front_end != "python -m rlaunch.run"]
 
 
 @pytest.mark.parametrize("front_end", PADDLE_JOBS)
 def test_a_job_of_paddle(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
-    command = PADDLE_JOBS[front_end]
+    line = command(front_end)
     row.begin(
         f"the Paddle program of [Get started](get-started/paddle.md), `{front_end}`",
-        f"srun --nodes=2 --ntasks-per-node=1 {command}",
+        f"srun --nodes=2 --ntasks-per-node=1 {line}",
         "it trains on 4 ranks",
     )
     program = block("get-started/paddle.md", "train.py")
     write(tmp_path, f"{program}print(dist.get_world_size(), 'ranks')\n")
-    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    status, output = cluster.finish(*SRUN, *line.split(), folder=tmp_path)
     logs = logs_of_ranks(tmp_path)
     assert status == 0, (output, logs)
     assert ["4 ranks" in log for log in logs] == [True] * 4, logs
@@ -106,16 +106,15 @@ def test_a_job_of_paddle(cluster: Cluster, tmp_path: Path, row: Row, front_end: 
 
 @pytest.mark.parametrize("front_end", PADDLE_JOBS)
 def test_a_rank_of_paddle_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
-    command = PADDLE_JOBS[front_end]
+    line = command(front_end)
     row.begin(
         f"rank 3 of a Paddle program exits with 7, the others wait for it in a collective, `{front_end}`",
-        f"srun --nodes=2 --ntasks-per-node=1 {command}",
+        f"srun --nodes=2 --ntasks-per-node=1 {line}",
         "all launchers end, and name rank 3",
     )
     write(tmp_path, PADDLE_FAILS)
-    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
-    # A program that does not catch WorkerError exits with 1.
-    assert status == (1 if "launch()" in front_end else 7), (output, logs_of_ranks(tmp_path))
+    status, output = cluster.finish(*SRUN, *line.split(), folder=tmp_path)
+    assert status == 7, (output, logs_of_ranks(tmp_path))
     results = [json.loads(path.read_text()) for path in tmp_path.glob("log/node-*/rlaunch/result.json")]
     assert [result["job_culprit"]["rank"] for result in results] == [3, 3], (results, output)
     row.seen = f"exit status {status}; both nodes' result.json names rank 3"

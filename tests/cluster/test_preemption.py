@@ -9,22 +9,18 @@ from pathlib import Path
 import pytest
 from launching import until
 from paths import ROOT
-from ranks_of_jobs import RANK, is_whole, reported, write
+from ranks_of_jobs import FRONT_ENDS, RANK, command, is_whole, reported, write
 from scenario_table import Row
 from slurm_cluster import KILL_WAIT, Cluster
 
-COMMAND = (
-    "python -m rlaunch --nproc_per_node 2 --preempt_file notice --requeue 1 "
-    "--log_dir log/$SLURM_RESTART_COUNT train.py"
-)
-BATCH = f"""#!/bin/bash
+BATCH = """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue
 #SBATCH --open-mode=append
 export SLURM_RESTART_COUNT=${{SLURM_RESTART_COUNT:-0}}
 rm -f notice
-srun {COMMAND}
+srun {command}
 """
 # Continues at the step after the saved one. It has no handler of SIGTERM, which Slurm sends to every process.
 TRAINS = f"""{RANK}
@@ -47,14 +43,20 @@ def steps(folder: Path, restarts: int) -> set[int]:
     return {int(path.read_text()) for path in folder.glob(f"saved-{restarts}.*.of.4.on.*")}
 
 
-def test_a_preempted_job_is_queued_again_until_the_limit(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_preempted_job_is_queued_again_until_the_limit(
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
+) -> None:
+    line = command(front_end, preempt_file="notice", requeue=1, log_dir="log/$SLURM_RESTART_COUNT")
+    # A program that calls launch() gets the signal too, and ends by it.
+    last = 143 if front_end == "rlaunch.launch()" else 78
     row.begin(
-        "a notice by a file; after the requeue, SIGTERM to all processes (`scancel --signal=TERM`)",
-        f"srun {COMMAND}",
-        "all ranks stop at one step, are queued again once, and continue there; then status 78",
+        f"a notice by a file; after the requeue, SIGTERM to all processes, `{front_end}`",
+        f"srun {line}",
+        f"all ranks stop at one step, are queued again once, and continue there; then status {last}",
     )
     write(tmp_path, TRAINS)
-    job = cluster.submit(BATCH, folder=tmp_path)
+    job = cluster.submit(BATCH.format(command=line), folder=tmp_path)
     until(lambda: is_whole(tmp_path, "ready-0"), "ranks")
     (tmp_path / "notice").touch()
     until(lambda: is_whole(tmp_path, "ready-1"), f"the job that was queued again: {job.output()}", 180)
@@ -62,13 +64,13 @@ def test_a_preempted_job_is_queued_again_until_the_limit(cluster: Cluster, tmp_p
     assert fields["Restarts"] == "1"
     cluster.run("scancel", "--signal=TERM", str(job.number))
     assert job.wait() == "FAILED", job.output()
-    assert job.exit_status() == 78, job.output()
+    assert job.exit_status() == last, job.output()
     assert is_whole(tmp_path, "saved-1"), (reported(tmp_path, "saved-1"), job.output())
     (second,) = steps(tmp_path, 1)
     assert 0 < first < second
-    results = [json.loads(path.read_text()) for path in tmp_path.glob("log/*/node-*/rlaunch/result.json")]
-    assert [result["outcome"] for result in results] == ["preempted"] * len(results)
-    row.seen = f"saved step {first} on both nodes, queued again, saved step {second}; exit status 78"
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("log/**/rlaunch/result.json")]
+    assert {result["outcome"] for result in results} == {"preempted"}, results
+    row.seen = f"saved step {first} on both nodes, queued again, saved step {second}; exit status {last}"
 
 
 # Notes what the launcher reads, too.
@@ -77,22 +79,24 @@ TIME_LIMIT = TRAINS.replace("while not rlaunch", f"{NOTES}\nwhile not rlaunch")
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_time_limit_is_a_notice_where_the_batch_script_says_when(
-    cluster: Cluster, tmp_path: Path, row: Row
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
 ) -> None:
-    """docs/slurm.md as printed."""
-    found = re.search(
-        r'^```bash title="preempt.sh"\n(.*?)^```', (ROOT / "docs/slurm.md").read_text(), re.M | re.S
-    )
+    """docs/slurm.md as printed, and with the command of each front end."""
+    page = (ROOT / "docs/slurm.md").read_text()
+    found = re.search(r'^```bash title="preempt.sh"\n(.*?)^```', page, re.M | re.S)
     assert found
-    (srun,) = re.findall(r"^srun .*$", found[1], re.M)
+    line = command(front_end, preempt_time=100, requeue=1, log_dir="log/$SLURM_JOB_ID")
+    assert line in page or "launch()" in front_end
+    script = re.sub("^srun --wait=60 .*$", f"srun --wait=60 {line}", found[1], flags=re.M)
     row.begin(
-        "the time limit is near, and the ranks call `should_stop`; after the requeue too",
-        f"sbatch --time=2 preempt.sh\n{srun}",
+        f"the time limit is near, and the ranks call `should_stop`; after the requeue too, `{front_end}`",
+        f"sbatch --time=2 preempt.sh\nsrun --wait=60 {line}",
         "all ranks stop at one step, are queued again once, and continue there; then status 78",
     )
     write(tmp_path, f"import os\nos.environ.setdefault('SLURM_RESTART_COUNT', '0')\n{TIME_LIMIT}")
-    job = cluster.submit(found[1], "--time=2", folder=tmp_path)
+    job = cluster.submit(script, "--time=2", folder=tmp_path)
     until(lambda: is_whole(tmp_path, "ready-1"), f"the job that was queued again: {job.output()}", 180)
     ((first,), fields) = steps(tmp_path, 0), job.fields()
     assert fields["Restarts"] == "1"

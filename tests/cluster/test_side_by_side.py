@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from launching import until
-from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, reported, write
+from ranks_of_jobs import FRONT_ENDS, RANK, command, is_whole, reported, write
 from scenario_table import Row
 from slurm_cluster import SRUN, Cluster, Job
 
+# Those that write a job's logs into `log`; rlaunch.run makes a folder for each launcher.
+PADDLE_FORMS = ("python -m rlaunch", "rlaunch.launch()")
 
-def test_nodes_that_share_a_folder_have_logs_of_their_own(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    command = FRONT_ENDS["python -m rlaunch"]
+
+@pytest.mark.parametrize("front_end", PADDLE_FORMS)
+def test_nodes_that_share_a_folder_have_logs_of_their_own(
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
+) -> None:
+    line = command(front_end)
     row.begin(
-        "logs on a shared file system, `python -m rlaunch`",
-        f"{' '.join(SRUN)} {command}",
+        f"logs on a shared file system, `{front_end}`",
+        f"{' '.join(SRUN)} {line}",
         "each node has its own logs and result.json",
     )
     write(tmp_path, f"{RANK}\nprint('line of', rank)\n")
-    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    status, output = cluster.finish(*SRUN, *line.split(), folder=tmp_path)
     assert status == 0, output
     logs = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("log/**/workerlog.*")}
     assert sorted(logs) == [f"log/node-{node}/workerlog.{rank}" for node in (0, 1) for rank in (0, 1)]
@@ -35,14 +42,14 @@ def test_nodes_that_share_a_folder_have_logs_of_their_own(cluster: Cluster, tmp_
 
 
 def test_the_logs_of_rlaunch_run_are_apart(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    command = "python -m rlaunch.run --nproc-per-node 2 --log-dir log --redirects 3 train.py"
+    line = command("python -m rlaunch.run", log_dir="log", redirects=3)
     row.begin(
         "logs on a shared file system, `python -m rlaunch.run`",
-        f"{' '.join(SRUN)} {command}",
+        f"{' '.join(SRUN)} {line}",
         "each node has its own logs",
     )
     write(tmp_path, f"{RANK}\nprint('line of', rank)\n")
-    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    status, output = cluster.finish(*SRUN, *line.split(), folder=tmp_path)
     assert status == 0, output
     folders: dict[Path, set[str]] = {}
     for path in tmp_path.glob("log/**/stdout.log"):
@@ -52,19 +59,22 @@ def test_the_logs_of_rlaunch_run_are_apart(cluster: Cluster, tmp_path: Path, row
     row.seen = "a folder for each node below `log`"
 
 
-def test_jobs_that_write_into_one_folder_are_warned(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    command = "python -m rlaunch --nnodes 1 --nproc_per_node 2 train.py"
+@pytest.mark.parametrize("front_end", PADDLE_FORMS)
+def test_jobs_that_write_into_one_folder_are_warned(
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
+) -> None:
+    line = command(front_end, nnodes=1)
     row.begin(
-        "a job on each node, with one log folder",
-        f"{' '.join(SRUN)} {command}",
+        f"a job on each node, with one log folder, `{front_end}`",
+        f"{' '.join(SRUN)} {line}",
         "the launcher that finds the other one's logs says so",
     )
     all_began = "sum(name.startswith('began') for name in os.listdir()) == 4"
     write(tmp_path, f"{RANK}\ntell('began')\nuntil(lambda: {all_began}, 'the other job')\n")
-    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    status, output = cluster.finish(*SRUN, *line.split(), folder=tmp_path)
     assert status == 0, output
-    (line,) = [line for line in output.splitlines() if "is in use by another running job" in line]
-    row.seen = f"exit status 0; `{line[line.index('the log folder') :].replace(str(tmp_path), '...')}`"
+    (warning,) = re.findall("the log folder.* is in use by another running job.*", output)
+    row.seen = f"exit status 0; `{warning.replace(str(tmp_path), '...')}`"
 
 
 ARRAY = """#!/bin/bash
@@ -81,15 +91,18 @@ until(lambda: sum(name.startswith("task") for name in os.listdir()) == 8, "the o
 """
 
 
-def test_tasks_of_an_array_run_side_by_side(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    command = 'python -m rlaunch --nproc_per_node 2 --log_dir "log/$SLURM_JOB_ID" train.py'
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_tasks_of_an_array_run_side_by_side(
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
+) -> None:
+    line = command(front_end, log_dir="log/$SLURM_JOB_ID")
     row.begin(
-        "a job array whose tasks run on the same nodes at once",
-        f"sbatch --array=0-1 ...\nsrun {command}",
+        f"a job array whose tasks run on the same nodes at once, `{front_end}`",
+        f"sbatch --array=0-1 ...\nsrun {line}",
         "each task is a job of 4 ranks",
     )
     write(tmp_path, SIDE_BY_SIDE)
-    job = cluster.submit(ARRAY.format(command=command), folder=tmp_path)
+    job = cluster.submit(ARRAY.format(command=line), folder=tmp_path)
     # Tasks have numbers of their own; the last one has the array's.
     numbers = until(lambda: len(found := cluster.numbers_of(job)) == 2 and found, "both tasks")
     tasks = [Job(cluster, number, tmp_path) for number in numbers]
@@ -98,23 +111,24 @@ def test_tasks_of_an_array_run_side_by_side(cluster: Cluster, tmp_path: Path, ro
     assert states == ["COMPLETED", "COMPLETED"], outputs
     by_task = {task: sorted(path.name for path in tmp_path.glob(f"task{task}.*")) for task in (0, 1)}
     assert [len(names) for names in by_task.values()] == [4, 4], by_task
-    assert len({path.parent for path in tmp_path.glob("log/*/node-*")}) == 2
+    assert sorted(path.name for path in tmp_path.glob("log/*")) == sorted(str(number) for number in numbers)
     assert not [output for output in outputs if "in use" in output], outputs
     row.seen = "two jobs of 4 ranks at once, on the same two nodes; no port or log was shared"
 
 
-def test_two_steps_of_a_job_run_side_by_side(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    one = 'srun --overlap python -m rlaunch --nproc_per_node 2 --log_dir "log/{n}" train.py {n} &'
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_two_steps_of_a_job_run_side_by_side(
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
+) -> None:
+    steps = [f"srun --overlap {command(front_end, log_dir=f'log/{step}')} &" for step in (0, 1)]
     row.begin(
-        "two steps of one job at once",
-        "\n".join([one.format(n=0), one.format(n=1), "wait"]),
+        f"two steps of one job at once, `{front_end}`",
+        "\n".join([*steps, "wait"]),
         "each step is a job of 4 ranks",
     )
-    script = SIDE_BY_SIDE.replace('os.environ["SLURM_ARRAY_TASK_ID"]', "sys.argv[1]")
-    write(tmp_path, script)
-    batch = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n" + "\n".join(
-        [one.format(n=0), one.format(n=1), "wait -n && wait -n"]
-    )
+    write(tmp_path, SIDE_BY_SIDE.replace("SLURM_ARRAY_TASK_ID", "SLURM_STEP_ID"))
+    head = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1"
+    batch = "\n".join([head, *steps, "wait -n && wait -n"])
     job = cluster.submit(f"{batch}\n", folder=tmp_path)
     assert job.wait() == "COMPLETED", job.output()
     row.seen = "two jobs of 4 ranks at once, on the same two nodes"
@@ -127,30 +141,24 @@ HETEROGENEOUS = """#!/bin/bash
 {command}
 """
 HET_STEPS = {
-    "one command for all components": "srun --het-group=0,1 {module} {nproc} 2 train.py",
-    "a command for each component": (
-        "srun --het-group=0 {module} {nproc} 1 train.py : --het-group=1 {module} {nproc} 2 train.py"
-    ),
+    "one command for all components": "srun --het-group=0,1 {two}",
+    "a command for each component": "srun --het-group=0 {one} : --het-group=1 {two}",
 }
 
 
 @pytest.mark.parametrize("how", HET_STEPS)
-@pytest.mark.parametrize(
-    ("module", "nproc"),
-    [("python -m rlaunch", "--nproc_per_node"), ("python -m rlaunch.run", "--nproc-per-node")],
-)
-def test_a_heterogeneous_job(
-    cluster: Cluster, tmp_path: Path, row: Row, how: str, module: str, nproc: str
-) -> None:
-    command = HET_STEPS[how].format(module=module, nproc=nproc)
-    ranks = {"node1": 1 if ":" in command else 2, "node2": 2, "node3": 2}
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_heterogeneous_job(cluster: Cluster, tmp_path: Path, row: Row, how: str, front_end: str) -> None:
+    one, two = (command(front_end, nproc_per_node=ranks) for ranks in (1, 2))
+    line = HET_STEPS[how].format(one=one, two=two)
+    ranks = {"node1": 1 if ":" in line else 2, "node2": 2, "node3": 2}
     row.begin(
-        f"a heterogeneous job of 1 and 2 nodes, {how}, `{module}`",
-        command,
+        f"a heterogeneous job of 1 and 2 nodes, {how}, `{front_end}`",
+        line,
         f"one job of {sum(ranks.values())} ranks",
     )
     write(tmp_path, f"{RANK}\ntell('began')\n")
-    job = cluster.submit(HETEROGENEOUS.format(command=command), folder=tmp_path)
+    job = cluster.submit(HETEROGENEOUS.format(command=line), folder=tmp_path)
     assert job.wait() == "COMPLETED", job.output()
     began = reported(tmp_path, "began")
     assert {node: len(found) for node, found in began.items()} == ranks, job.output()
@@ -160,35 +168,38 @@ def test_a_heterogeneous_job(
     row.seen = f"one job of {sum(ranks.values())} ranks on 3 nodes"
 
 
-def test_a_job_with_a_secret_refuses_strangers(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    master = "node1:6768"
-    command = f"python -m rlaunch --master {master} --nproc_per_node 2 train.py"
+# Options of a job of two nodes whose address is known.
+MEETS: dict[str, dict[str, str | int]] = {
+    "python -m rlaunch": {"nnodes": 2, "master": "node1:6768"},
+    "python -m rlaunch.run": {"nnodes": 2, "rdzv_backend": "c10d", "rdzv_endpoint": "node1:6768"},
+    "rlaunch.launch()": {"nnodes": 2, "master": "node1:6768"},
+}
+
+
+@pytest.mark.parametrize("front_end", MEETS)
+def test_a_job_with_a_secret_refuses_strangers(
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
+) -> None:
+    line = command(front_end, **MEETS[front_end])
     row.begin(
-        "a secret for each job; a launcher without it asks for a place",
-        f"export RLAUNCH_JOB_SECRET=$(openssl rand -hex 32)\nsrun {command}",
+        f"a secret for each job; a launcher without it asks for a place, `{front_end}`",
+        f"export RLAUNCH_JOB_SECRET=$(openssl rand -hex 32)\nsrun {line}",
         "the stranger is refused; ranks do not see the secret",
     )
     write(tmp_path, f"{RANK}\ntell('began', os.environ.get('RLAUNCH_JOB_SECRET', ''))\nawait_file('go')\n")
     batch = f"""#!/bin/bash
 #SBATCH --nodelist=node1,node2 --ntasks-per-node=1
 export RLAUNCH_JOB_SECRET=$(openssl rand -hex 32)
-srun {command}
+srun {line}
 """
     job = cluster.submit(batch, folder=tmp_path)
     until(lambda: is_whole(tmp_path, "began"), "ranks")
     assert {path.read_text() for path in tmp_path.glob("began.*")} == {""}
-    stranger = [
-        "python",
-        "-m",
-        "rlaunch",
-        "--nnodes=2",
-        f"--master={master}",
-        "--log_dir=stranger",
-        "train.py",
-    ]
-    status, output = cluster.finish("srun", "--nodes=1", *stranger, folder=tmp_path)
+    stranger = command(front_end, **MEETS[front_end], log_dir="stranger")
+    status, output = cluster.finish("srun", "--nodes=1", *stranger.split(), folder=tmp_path)
     (tmp_path / "go").touch()
     assert job.wait() == "COMPLETED", job.output()
     assert is_whole(tmp_path, "began"), output
-    (line,) = [line for line in output.splitlines() if "this node cannot take part" in line]
-    row.seen = f"the stranger's exit status is {status}: `{line.split('rlaunch: error: ')[-1]}`"
+    # rlaunch.launch() prints it, and it is the text of the exception.
+    (refusal,) = set(re.findall("this node cannot take part.*", output))
+    row.seen = f"the stranger's exit status is {status}: `{refusal}`"

@@ -30,7 +30,7 @@ def find_result(record: bytes) -> dict[str, Any] | None:
 
 
 def make_report(record: bytes, exit_status: int | None) -> Report:
-    """Returns the report of a job that completed or was preempted.
+    """Returns the report of a job that completed.
 
     Args:
         record: what the launcher wrote to its status pipe.
@@ -50,8 +50,12 @@ def make_report(record: bytes, exit_status: int | None) -> Report:
     from ..report import make_report_from
 
     report = make_report_from(fields)
-    if report.outcome in ("completed", "preempted"):
+    if report.outcome == "completed":
         return report
+    if report.outcome == "preempted":
+        # Its ranks exited with 0, but the training is not done: what follows the call must not use its results.
+        said = report.job_end or "the job was preempted: its ranks stopped at a common step"
+        raise WorkerError(f"{said} and exited with 0; start it again to continue", report)
     if report.outcome == "not_started":
         why = next((rank.why for rank in report.ranks if rank.why), "")
         raise LaunchError(f"cannot start {why}", report.exit_status)

@@ -2,7 +2,7 @@
 //! for that key without a time limit, so an idle job wakes up for nothing. Messages to node 0 alone have keys of their own, which
 //! no other node reads.
 
-use crate::net::thread;
+use crate::net::{tcp, thread};
 use crate::rendezvous::questions::{MAX_QUESTION, QuestionEvent, QuestionListener, QuestionMessage};
 use crate::rendezvous::torch_static::codec;
 use crate::rendezvous::torch_static::nodes::{REQUEST, StaticPeers, patience};
@@ -127,7 +127,8 @@ impl MessageStore {
             });
             let Err(error) = ended;
             debug!("no messages of other nodes are received for a moment: {error}");
-            std::thread::sleep(RECONNECT_PAUSE);
+            // It cannot fail while there is time.
+            let _ = tcp::pause(RECONNECT_PAUSE, &mut patience(REQUEST));
         }
     }
 

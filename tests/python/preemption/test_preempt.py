@@ -226,13 +226,16 @@ def test_ranks_that_end_before_the_step_have_completed(place: Place, tmp_path: P
     assert place.result()["outcome"] == "completed"
 
 
-def test_launch_returns_the_report_of_such_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_raises_an_error_after_such_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # The rank makes the file itself, once it has asked.
     body = STEPS.replace('tell("ready", os.getpid())', 'tell("ready", os.getpid())\n        tell("notice")')
     Place(tmp_path).script(body)
-    report = rlaunch.launch("train.py", preempt_file=str(tmp_path / "notice.0"))
+    with pytest.raises(rlaunch.WorkerError, match="the job was preempted: its ranks stopped at ") as caught:
+        rlaunch.launch("train.py", preempt_file=str(tmp_path / "notice.0"))
+    report = caught.value.report
     assert (report.outcome, report.exit_status) == ("preempted", PREEMPTED)
+    assert (caught.value.rank, [rank.exitcode for rank in report.ranks]) == (None, [0])
 
 
 @pytest.mark.parametrize("option", ["--preempt_file=folder/", "--preempt_time=-1", "--requeue=-1"])
