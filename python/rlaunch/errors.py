@@ -114,7 +114,7 @@ class MissingRankError(RuntimeError):
 
 
 class WorkerError(JobError, RuntimeError):
-    """``rlaunch.launch``: a rank failed, a signal stopped the job, it was preempted, or another node was lost.
+    """``rlaunch.launch``: a rank failed, the job was stopped or preempted, or another node was lost.
 
     The text is the failure report, or says how the job ended.
 

@@ -73,7 +73,8 @@ dist.barrier()
 
 def logs_of_ranks(folder: Path) -> list[str]:
     """What each rank has written."""
-    return [path.read_text() for path in sorted(folder.glob("log/node-*/workerlog.*"))]
+    logs = [*folder.glob("log/node-*/workerlog.*"), *folder.glob("log/**/stdout.log")]
+    return [path.read_text() for path in sorted(logs)]
 
 
 def saved_step(folder: Path) -> int:
@@ -82,13 +83,16 @@ def saved_step(folder: Path) -> int:
     return int(subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout)
 
 
-# rlaunch.run sets the variables of Paddle on one node only.
-PADDLE_JOBS = [front_end for front_end in FRONT_ENDS if front_end != "python -m rlaunch.run"]
+def command_of_paddle(front_end: str) -> str:
+    """Its ranks have Paddle's variables, and their logs are below `log`."""
+    if front_end == "python -m rlaunch.run":
+        return command(front_end, frameworks="paddle", log_dir="log", redirects=3)
+    return command(front_end)
 
 
-@pytest.mark.parametrize("front_end", PADDLE_JOBS)
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_job_of_paddle(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
-    line = command(front_end)
+    line = command_of_paddle(front_end)
     row.begin(
         f"the Paddle program of [Get started](get-started/paddle.md), `{front_end}`",
         f"srun --nodes=2 --ntasks-per-node=1 {line}",
@@ -104,9 +108,9 @@ def test_a_job_of_paddle(cluster: Cluster, tmp_path: Path, row: Row, front_end: 
     row.seen = f"exit status {status}; losses of the ranks: {', '.join(losses)}"
 
 
-@pytest.mark.parametrize("front_end", PADDLE_JOBS)
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_rank_of_paddle_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
-    line = command(front_end)
+    line = command_of_paddle(front_end)
     row.begin(
         f"rank 3 of a Paddle program exits with 7, the others wait for it in a collective, `{front_end}`",
         f"srun --nodes=2 --ntasks-per-node=1 {line}",
@@ -115,6 +119,6 @@ def test_a_rank_of_paddle_that_fails(cluster: Cluster, tmp_path: Path, row: Row,
     write(tmp_path, PADDLE_FAILS)
     status, output = cluster.finish(*SRUN, *line.split(), folder=tmp_path)
     assert status == 7, (output, logs_of_ranks(tmp_path))
-    results = [json.loads(path.read_text()) for path in tmp_path.glob("log/node-*/rlaunch/result.json")]
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("log/**/rlaunch/result.json")]
     assert [result["job_culprit"]["rank"] for result in results] == [3, 3], (results, output)
     row.seen = f"exit status {status}; both nodes' result.json names rank 3"

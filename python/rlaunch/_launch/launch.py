@@ -64,7 +64,8 @@ def launch(
 
     Raises:
         WorkerError: a rank failed, a signal stopped the job, the job was preempted (``should_stop``), or
-            another node was lost. Its ``report`` has the details. If a rank failed, its text is the failure report, which is not printed besides.
+            another node was lost. Its ``report`` has the details. If a rank failed, its text is the failure
+            report, which is not printed besides.
         LaunchError: the launcher could not start the job. Its ``status`` is the launcher's exit status: 73 if
             the rendezvous failed or the job did not admit this node.
         TypeError: an option does not exist, an argument of the script is a list, or ``env`` has a

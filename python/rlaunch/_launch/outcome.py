@@ -53,7 +53,7 @@ def make_report(record: bytes, exit_status: int | None) -> Report:
     if report.outcome == "completed":
         return report
     if report.outcome == "preempted":
-        # Its ranks exited with 0, but the training is not done: what follows the call must not use its results.
+        # The ranks exited with 0, but the training is not done: the caller must not go on with its results.
         said = report.job_end or "the job was preempted: its ranks stopped at a common step"
         raise WorkerError(f"{said} and exited with 0; start it again to continue", report)
     if report.outcome == "not_started":

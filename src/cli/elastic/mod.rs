@@ -2,6 +2,7 @@
 
 pub mod advertise;
 pub mod backend;
+pub mod endpoints;
 pub mod error;
 pub mod fingerprint;
 pub mod outcome_text;

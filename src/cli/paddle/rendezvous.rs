@@ -3,6 +3,7 @@
 use crate::cli::common::error::CliError;
 use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
+use crate::cli::elastic::endpoints;
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
@@ -222,26 +223,16 @@ fn offer_of_servers(own: &PsLayout) -> NodeInfo {
 }
 
 fn ps_node(member: &RoundMember) -> Result<PsNode, CliError> {
-    let mut servers = read_endpoints(member)?;
+    let mut servers = endpoints::of_processes(member)?;
     if member.info.servers >= servers.len() {
-        return Err(bad_endpoints(member));
+        return Err(endpoints::unreadable(&member.info));
     }
     let workers = servers.split_off(member.info.servers);
     Ok(PsNode { servers, workers })
 }
 
 fn cluster_node(member: &RoundMember) -> Result<ClusterNode, CliError> {
-    let list = read_endpoints(member)?;
-    let host = list.first().map(|first| first.host.clone()).ok_or_else(|| bad_endpoints(member))?;
+    let list = endpoints::of_processes(member)?;
+    let host = list.first().map(|first| first.host.clone()).ok_or_else(|| endpoints::unreadable(&member.info))?;
     Ok(ClusterNode { host, ports: list.iter().map(|endpoint| endpoint.port).collect() })
-}
-
-fn read_endpoints(member: &RoundMember) -> Result<Vec<Endpoint>, CliError> {
-    let read: Option<Vec<Endpoint>> = member.info.endpoints.iter().map(|text| Endpoint::parse(text)).collect();
-    read.ok_or_else(|| bad_endpoints(member))
-}
-
-fn bad_endpoints(member: &RoundMember) -> CliError {
-    let NodeInfo { host, address, .. } = member.info.clone();
-    RendezvousError::BadEndpoints { host, address }.into()
 }

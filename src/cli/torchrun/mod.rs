@@ -1,6 +1,7 @@
 //! `python -m rlaunch.run`: the drop-in for `torchrun`.
 
 pub mod events;
+pub mod extra_frameworks;
 pub mod frontend;
 pub mod parse;
 pub mod rendezvous;

@@ -6,6 +6,7 @@ use crate::cli::elastic::backend;
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
+use crate::cli::torchrun::extra_frameworks;
 use crate::cli::torchrun::static_rendezvous::listen_on;
 use crate::model::{CpuSet, Endpoint};
 use crate::plan::LaunchContext;
@@ -16,7 +17,7 @@ use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_store::{StorePeers, StoreSockets};
 use crate::run::launch_result::LaunchResult;
-use crate::spec::frameworks::Framework;
+use crate::spec::frameworks::{self, Framework};
 use crate::spec::options::EnvVars;
 use crate::spec::rendezvous;
 use crate::spec::torchrun::{StoreReach, TorchSpec};
@@ -49,6 +50,8 @@ pub struct TorchrunRendezvous<'a> {
     pub workers: (usize, Option<usize>, &'a [CpuSet]),
     /// Where this node serves the store if it is node 0.
     pub store: Endpoint,
+    /// What this node offers ranks of frameworks other than PyTorch.
+    pub extra_frameworks: ExtraFrameworks,
     /// The address at which other nodes reach this one.
     pub advertised: AdvertisedAddress,
     /// What its fingerprint is read from.
@@ -60,11 +63,21 @@ impl TorchrunRendezvous<'_> {
         let (min, max) = self.rendezvous.nodes;
         let restarts = self.spec.max_restarts;
         JobRules {
-            frontend: "torch".into(),
+            frontend: self.frontend(),
             on_failure: if restarts > 0 { OnFailure::Restart } else { OnFailure::End },
             on_loss: if min == max && restarts == 0 { OnNodeLoss::End } else { OnNodeLoss::Regroup },
             restarts,
             ..backend::rules(self.rendezvous)
+        }
+    }
+
+    /// The front end, with its frameworks unless they are the default: all nodes need the same.
+    fn frontend(&self) -> String {
+        let is_asked = |(_, framework): &&(&str, Framework)| self.spec.frameworks.contains(framework);
+        let names: Vec<&str> = frameworks::NAMES.iter().filter(is_asked).map(|(name, _)| *name).collect();
+        match names[..] {
+            ["torch"] => "torch".into(),
+            _ => format!("torch (--frameworks {})", names.join(",")),
         }
     }
 
@@ -103,7 +116,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
         let (_, host) = self.names;
         let others = further_addresses(&net::addresses(), &self.advertised.address);
         let more = (!others.is_empty()).then(|| (ADDRESSES.to_owned(), others));
-        let node = NodeInfo {
+        let mut node = NodeInfo {
             // Several nodes may be on one machine, with one address.
             name: format!("{}-{}", std::process::id(), random::rng().u32(..)),
             rank: self.rendezvous.node_rank,
@@ -118,6 +131,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
             more: more.into_iter().collect(),
             ..NodeInfo::default()
         };
+        extra_frameworks::write(&self.extra_frameworks, &mut node);
         backend::join(self.rendezvous, node, &self.fingerprint, "", lease, may_continue)
     }
 
@@ -144,7 +158,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
             first_role_rank: count(&mut before.iter().filter(own_role)),
             role_size: count(&mut round.members.iter().filter(own_role)),
             master,
-            extra_frameworks: ExtraFrameworks::default(),
+            extra_frameworks: extra_frameworks::of_round(&self.extra_frameworks, round.members)?,
             interface: self.advertised.interface.clone().filter(|_| round.members.len() > 1),
         };
         let laid_out = plan::plan(self.spec, self.vars, self.context, self.names, self.workers, &place);

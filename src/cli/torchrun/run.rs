@@ -14,17 +14,17 @@ use crate::cli::node::run_node;
 use crate::cli::node::run_node::NodeWork;
 use crate::cli::node::slurm;
 use crate::cli::torchrun::events::EventLogger;
+use crate::cli::torchrun::extra_frameworks;
 use crate::cli::torchrun::rendezvous::TorchrunRendezvous;
 use crate::cli::torchrun::report;
 use crate::cli::torchrun::static_rendezvous;
 use crate::cli::torchrun::static_rendezvous::{StaticRendezvous, StaticRendezvousError};
-use crate::model::{CpuSet, Endpoint};
-use crate::plan::devices::{affinity, assign};
-use crate::plan::env::frameworks::{ExtraFrameworks, PaddleEnv};
-use crate::plan::torchrun::{self as plan, NodePosition};
+use crate::model::CpuSet;
+use crate::plan::devices::affinity;
+use crate::plan::torchrun as plan;
 use crate::plan::{LaunchContext, Plan};
 use crate::probe::memory::OomCounters;
-use crate::probe::{accelerators, cpus, net, numa, torch};
+use crate::probe::{cpus, net, numa, torch};
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::failure_report::{FailureReport, ReportStyle, render};
 use crate::report::github_annotation;
@@ -36,7 +36,7 @@ use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::output::{log_files, log_rotation, run_folder};
 use crate::run::preempt::link::PreemptLink;
-use crate::run::prepare::{ports, preflight};
+use crate::run::prepare::preflight;
 use crate::run::sampling::queue::SampleQueue;
 use crate::run::stacks::collector::StackReader;
 use crate::run::sweep::no_sweep::NoSweep;
@@ -49,7 +49,6 @@ use crate::spec::torchrun::{EventLog, LogDir, TorchScript, TorchSpec, TorchrunBa
 use crate::spec::{SpecError, shown};
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, RestartPolicy, SupervisionPolicy};
 use crate::sys::clock;
-use crate::sys::io::ports::PortLease;
 use crate::sys::process::affinity as sys_affinity;
 use crate::sys::process::cgroup::JobCgroup;
 use crate::sys::random;
@@ -90,7 +89,7 @@ pub fn launch(
             Err(StaticRendezvousError::Failed(error)) => return Err(error),
             Err(StaticRendezvousError::Stopped(signal)) => return Ok(128 + signal),
         };
-    let (extra_frameworks, more) = extra_frameworks(spec, vars, &place)?;
+    let (extra_frameworks, more) = extra_frameworks::offer(spec, vars, &place)?;
     place.extra_frameworks = extra_frameworks;
     leases.extend(more);
     let run_id = spec.run_id.clone().unwrap_or_else(uuid);
@@ -208,6 +207,7 @@ pub fn launch(
         names: (&run_id, &host),
         workers: (workers, threads, &cpus),
         store: place.master,
+        extra_frameworks: place.extra_frameworks,
         advertised,
         fingerprint: FingerprintSource {
             launcher: interpreter,
@@ -281,45 +281,6 @@ fn check_script(script: &TorchScript) -> Result<(), SpecError> {
     }
     let hint = "check the path; options of the launcher go before the script";
     Err(SpecError::new("training_script", name.to_string_lossy(), "does not exist", hint))
-}
-
-/// The endpoints that other frameworks than PyTorch need, on this node, with the leases of their ports.
-fn extra_frameworks(
-    spec: &TorchSpec,
-    vars: &EnvVars,
-    place: &NodePosition,
-) -> Result<(ExtraFrameworks, Vec<PortLease>), CliError> {
-    let host = if place.master.host == "localhost" { "127.0.0.1" } else { &place.master.host };
-    let asked = |framework| spec.frameworks.contains(&framework);
-    // Nodes of a dynamic rendezvous are not known yet, and do not exchange endpoints of other frameworks.
-    let has_other_nodes = place.nnodes > 1 || matches!(spec.rendezvous, TorchrunBackend::Dynamic(_));
-    if has_other_nodes && (asked(Framework::Paddle) || asked(Framework::Jax)) {
-        let hint = "leave it out, or use python -m rlaunch, which sets the variables of all frameworks";
-        return Err(CliError::Usage(SpecError::new(
-            "--frameworks",
-            "",
-            "on several nodes only torch is possible",
-            hint,
-        )));
-    }
-    let (mut extra, mut leases) = (ExtraFrameworks::default(), Vec::new());
-    let mut port = || -> Result<Endpoint, CliError> {
-        let lease = ports::lease_any().map_err(CliError::Preflight)?;
-        let endpoint = Endpoint::new(host, lease.port());
-        leases.push(lease);
-        Ok(endpoint)
-    };
-    if asked(Framework::Paddle) {
-        let (kind, count) =
-            assign::count_visible(vars, &accelerators::machine(Path::new("/"))).map_err(CliError::Usage)?;
-        let endpoints = (0..place.world_size).map(|_| port()).collect::<Result<_, _>>()?;
-        let pod = random::lowercase(6);
-        extra.paddle = Some(PaddleEnv { endpoints, master: port()?, devices: (kind.to_owned(), count), pod });
-    }
-    if asked(Framework::Jax) {
-        extra.jax = Some(port()?);
-    }
-    Ok((extra, leases))
 }
 
 fn policy(spec: &TorchSpec, vars: &EnvVars) -> SupervisionPolicy {

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from effort import each
-from launching import Place, environment, free_ports
+from launching import Place, environment, free_ports, until
 from preloaded import head
 
 # jax and torch take seconds to be imported, and on a busy machine many.
@@ -289,19 +290,59 @@ def test_another_attempt_has_the_same_ports_and_knows_its_number(place: Place) -
     assert place.text("attempt-0.0") == place.text("attempt-1.0")
 
 
+@contextmanager
+def nodes(folder: Path, *frameworks: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """A launcher of one rank for each of these options, which meet at the first one's master."""
+    at = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_ports(1)}", "--rdzv-id=job"]
+    options = [f"--nnodes={len(frameworks)}", "--nproc-per-node=1", *at]
+    with ExitStack() as stack:
+        started = []
+        for number, given in enumerate(frameworks):
+            command = [sys.executable, "-m", "rlaunch.run", *options, f"--frameworks={given}", "train.py"]
+            with (folder / f"printed.{number}").open("w") as output:
+                node = subprocess.Popen(
+                    command, cwd=folder, env=base_environment(), stdout=output, stderr=output, text=True
+                )
+            started.append(stack.enter_context(Place.cleaned(node)))
+        yield started
+
+
+def printed(folder: Path) -> list[str]:
+    return [(folder / f"printed.{number}").read_text() for number in range(2)]
+
+
+@pytest.mark.parametrize(("frameworks", "script"), [("paddle,torch", head("paddle") + PADDLE), ("jax", JAX)])
+def test_real_frameworks_on_two_nodes_of_torchrun(tmp_path: Path, frameworks: str, script: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    with nodes(tmp_path, frameworks, frameworks) as started:
+        assert [node.wait(PATIENCE) for node in started] == [0, 0], printed(tmp_path)
+    if frameworks == "jax":
+        said = [[one["rank"], one["processes"], one["sum"]] for one in written(tmp_path)]
+    else:
+        said = written(tmp_path)
+    assert said == [[0, 2, 3], [1, 2, 3]]
+
+
+def test_nodes_of_torchrun_need_the_same_frameworks(tmp_path: Path) -> None:
+    """Otherwise ranks would lack the endpoints of others."""
+    (tmp_path / "train.py").write_text("open('began', 'w')")
+    with nodes(tmp_path, "torch", "paddle") as started:
+        until(lambda: [node for node in started if node.poll() is not None], "the node that is refused")
+        (refused,) = [number for number, node in enumerate(started) if node.poll() is not None]
+        assert started[refused].returncode == 73
+    line = printed(tmp_path)[refused]
+    assert "this node cannot take part" in line, line
+    assert "torch (--frameworks paddle)" in line, line
+    assert not (tmp_path / "began").exists()
+
+
 @pytest.mark.parametrize("framework", ["paddle", "jax", "torch,paddle"])
-def test_several_nodes_of_torchrun_are_for_torch_alone(tmp_path: Path, framework: str) -> None:
+def test_a_static_rendezvous_of_torchrun_is_for_torch_alone(tmp_path: Path, framework: str) -> None:
     """Otherwise each rank would run without its variables, and so alone."""
     (tmp_path / "train.py").write_text("open('began', 'w')")
-    options = [
-        "--nnodes=1:2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{free_ports(1)}",
-        "--rdzv-id=job",
-    ]
+    options = ["--nnodes=2", "--node-rank=0", f"--master-port={free_ports(1)}", "--dry-run"]
     ended = run(tmp_path, command_of("torch", f"--frameworks={framework}", *options, "train.py"))
     assert ended.returncode == 2
     (line,) = [line for line in ended.stderr.splitlines() if "error" in line]
-    assert "on several nodes only torch is possible" in line
-    assert "python -m rlaunch" in line
+    assert "on several nodes of a static rendezvous only torch is possible; give --rdzv-backend c10d" in line
     assert not (tmp_path / "began").exists()

@@ -92,8 +92,8 @@ def test_a_forwarded_signal_during_the_sweep_after_a_rank_leaves_nothing_behind(
             return "rank_ended" in journal.read_text()
 
         until(is_swept, "the sweep after rank 0")
-        # The launcher's two processes, rank 1, and the tracker outside the rank's group, which has more time. A process
-        # that is killed may still exit.
+        # The launcher's two processes, rank 1, and the tracker outside the rank's group, which has more time.
+        # A process that is killed may still exit.
         until(lambda: len(marked(mark)) == 4, "the end of what rank 0 left")
         (place.folder / "end-1").touch()
         ended = Place.wait(launcher)
