@@ -17,10 +17,9 @@ PART = 8
 MIB = 1 << 20
 
 
-def examine(folder: Path, **env: str) -> dict[str, list[dict[str, Any]]]:
-    """What the doctor says of this machine, by check."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rlaunch.control", "doctor", "--json"],
+def doctor(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlaunch.control", "doctor", *args],
         cwd=folder,
         env=environment(**env),
         capture_output=True,
@@ -28,6 +27,11 @@ def examine(folder: Path, **env: str) -> dict[str, list[dict[str, Any]]]:
         check=False,
         timeout=LIMIT,
     )
+
+
+def examine(folder: Path, **env: str) -> dict[str, list[dict[str, Any]]]:
+    """What the doctor says of this machine, by check."""
+    done = doctor(folder, "--json", **env)
     found: dict[str, list[dict[str, Any]]] = {}
     for one in json.loads(done.stdout)["findings"]:
         found.setdefault(one["check"], []).append(one)
@@ -50,6 +54,7 @@ def test_the_doctor_names_who_holds_memory(tmp_path: Path, seen: Callable[[str, 
     total = int(smi("gpu", "memory.total")[0][0]) * MIB
     with stranger(total // PART) as holder:
         (memory,) = examine(tmp_path)["GPU memory"]
+        assert doctor(tmp_path, "--strict").returncode == 1
     assert memory["level"] == "warning"
     assert memory["text"].startswith("GPU 0: ")
     assert f"(pid {holder.pid})" in memory["text"], memory

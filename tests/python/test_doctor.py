@@ -194,6 +194,15 @@ def test_a_fault_is_named_with_its_way_out(
     assert status == int(json.loads(text)["level"] == "error")
 
 
+@pytest.mark.parametrize(("strict", "status"), [((), 0), (("--strict",), 1)])
+def test_a_warning_fails_by_an_option(
+    strict: tuple[str, ...], status: int, tmp_path: Path, driver: Callable[..., dict[str, str]]
+) -> None:
+    path = driver("-DUSED=90000")["LD_LIBRARY_PATH"]
+    found, text = examine(tmp_path, *strict, env=environment(LD_LIBRARY_PATH=path))
+    assert (found, "in use by python4000 (pid 4000)" in " ".join(text.split())) == (status, True), text
+
+
 def test_one_cpu_of_several_is_named(tmp_path: Path) -> None:
     cpu = str(min(os.sched_getaffinity(0)))
     _, text = examine(tmp_path, "--json", prefix=["taskset", "--cpu-list", cpu])
@@ -247,7 +256,7 @@ def test_a_sound_machine_has_no_warning(
     env = environment()
     if gpus:
         env["LD_LIBRARY_PATH"] = driver(f"-DGPUS={gpus}")["LD_LIBRARY_PATH"]
-    status, text = examine(tmp_path, prefix=prefix, env=env)
+    status, text = examine(tmp_path, "--strict", prefix=prefix, env=env)
     assert status == 0
     assert text.splitlines()[-1].startswith("no errors, no warnings"), text
     assert not [line for line in text.splitlines() if line.startswith(("warning", "error", "         ->"))]

@@ -159,7 +159,7 @@ pub(super) enum Command {
     /// Check this machine before a job, and say what to do
     ///
     /// Looks at limits, folders, GPUs, frameworks, names, ports and variables, and changes nothing. Exit status: 1 if there
-    /// is an error, 0 otherwise.
+    /// is an error, or with --strict a warning; 0 otherwise.
     Doctor {
         /// Log folder to check (for rlaunch-run: its --log-dir) [default: PADDLE_LOG_DIR, or ./log]
         #[arg(long = "log_dir", alias = "log-dir", value_name = "DIR")]
@@ -171,6 +171,9 @@ pub(super) enum Command {
         /// them, and try whether they can connect to each other
         #[arg(long, alias = "nnodes", value_name = "N", requires = "master", value_parser = value_parser!(u32).range(2..=MAX_NODES as i64))]
         nodes: Option<u32>,
+        /// Exit with 1 if there is a warning, too: memory of a GPU in use, a small /dev/shm and the like
+        #[arg(long)]
+        strict: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,

@@ -71,8 +71,9 @@ pub fn main(args: &[OsString], interpreter: Interpreter) -> i32 {
         }
     };
     let command = match request.command {
-        Command::Doctor { log_dir, master, nodes, json } => {
-            let options = DoctorOptions { log_dir: log_dir.as_deref(), master: master.as_deref(), nodes, json };
+        Command::Doctor { log_dir, master, nodes, strict, json } => {
+            let (log_dir, master) = (log_dir.as_deref(), master.as_deref());
+            let options = DoctorOptions { log_dir, master, nodes, strict, json };
             return if doctor::run(options, interpreter) { exit_code::OK } else { FAILED };
         }
         command => command,

@@ -22,11 +22,13 @@ pub(super) struct DoctorOptions<'a> {
     pub master: Option<&'a str>,
     /// How many nodes run the command at once.
     pub nodes: Option<u32>,
+    /// A warning counts as an error does.
+    pub strict: bool,
     /// Print JSON.
     pub json: bool,
 }
 
-/// Checks this machine and prints the findings. Whether there is no error.
+/// Checks this machine and prints the findings. Whether a job may start: there is no error and, if `strict`, no warning.
 pub(super) fn run(options: DoctorOptions<'_>, interpreter: Interpreter) -> bool {
     let Interpreter { executable, version, path } = interpreter.clone();
     let python = interpreter::look(executable.display().to_string(), version, path);
@@ -39,5 +41,5 @@ pub(super) fn run(options: DoctorOptions<'_>, interpreter: Interpreter) -> bool 
         true => format!("{:#}\n", output::json(&findings)),
         false => output::text(&findings),
     });
-    output::worst(&findings) < Level::Error
+    output::worst(&findings) < if options.strict { Level::Warning } else { Level::Error }
 }
