@@ -166,18 +166,19 @@ test-pythons: $(VENV)/installed
 test-gpu: $(VENV)/built
 	$(BIN)/python -m pytest tests/gpu $(GPU)
 
-# Debian's Slurm for the test cluster. It is unpacked, not installed: this machine gets no users, services or files in /etc. Programs
-# have the names that update-alternatives would give them.
+# Debian's Slurm and Open MPI for the test cluster. They are unpacked, not installed: this machine gets no users, services or files in
+# /etc. Programs have the names that update-alternatives would give them.
 SLURM := target/slurm
 APT_GET := apt-get --quiet --quiet --option Dir::Cache::archives=$(CURDIR)/$(SLURM).debs
 $(SLURM)/unpacked:
 	@command -v apt-get >/dev/null || { echo "make: the test cluster needs Debian or Ubuntu, whose apt-get downloads Slurm" >&2; exit 1; }
 	rm -rf $(SLURM) $(SLURM).debs
 	mkdir -p $(SLURM)/usr/sbin $(SLURM).debs/partial
-	download() { $(APT_GET) install --yes --no-install-recommends --download-only munge slurm-client slurmctld slurmd; }; \
+	download() { $(APT_GET) install --yes --no-install-recommends --download-only munge slurm-client slurmctld slurmd openmpi-bin; }; \
 		download || { $(APT_GET) update && download; }
 	for package in $(SLURM).debs/*.deb; do dpkg --extract $$package $(SLURM) || exit 1; done
 	for name in slurmctld slurmd slurmstepd; do ln -s $$name-wlm $(SLURM)/usr/sbin/$$name; done
+	ln -s mpirun.openmpi $(SLURM)/usr/bin/mpirun
 	touch $@
 
 # CLUSTER="-k scancel": these tests alone. CLUSTER="--write docs/slurm-table.md": the page too. Each worker has a cluster of its own.

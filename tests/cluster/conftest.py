@@ -63,4 +63,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = sorted({row.number: row for row in rows}.values(), key=lambda row: row.number)
     terminalreporter.write_line(scenario_table.as_text(rows))
     if (file := config.getoption("--write")) is not None:
-        file.write_text(scenario_table.as_page(rows, slurm_cluster.version()))
+        file.write_text(scenario_table.as_page(rows, slurm_cluster.versions()))

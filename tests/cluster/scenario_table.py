@@ -9,7 +9,7 @@ HEAD = """# Slurm checks
 
 <!-- Written by `make test-cluster CLUSTER="--write docs/slurm-table.md"`; do not edit. -->
 
-`make test-cluster` starts a cluster of Debian's {version}: a head and three nodes. Each node has its own
+`make test-cluster` starts a cluster of Debian's {versions}: a head and three nodes. Each node has its own
 network, hostname, process ids and cgroups. Every row is a test with real launchers. A job has 2 nodes
 with 2 ranks each unless the row says otherwise. [Slurm and mpirun](slurm.md) says how to use rlaunch there.
 
@@ -36,8 +36,8 @@ class Row:
         return list(astuple(self))
 
 
-def as_page(rows: Iterable[Row], version: str) -> str:
-    return HEAD.format(version=version) + "".join(
+def as_page(rows: Iterable[Row], versions: str) -> str:
+    return HEAD.format(versions=versions) + "".join(
         f"| {escaped(row.scenario)} | {code(row.command)} | {escaped(row.expected)} | {escaped(row.seen)} |\n"
         for row in rows
     )

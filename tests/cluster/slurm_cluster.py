@@ -28,6 +28,9 @@ GPUS = 8
 KILL_WAIT = 30  # Slurm's default.
 # A launcher on each of two nodes.
 SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
+# The same in a batch script. mpirun refuses root, as which these tests run.
+MPIRUN = "mpirun --map-by ppr:1:node --bind-to none"
+MPIRUN_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MUNGE_SOCKET = "/run/munge.socket"
 # Of one job after another, which are started by these seconds: long enough for any.
 JOB_LIMIT = 100.0
@@ -37,18 +40,22 @@ def missing() -> str | None:
     """What a cluster needs and this machine lacks."""
     if os.geteuid() != 0:
         return "it needs root, for namespaces and mounts"
-    if not (PACKAGES / "usr/sbin/slurmctld").exists():
-        return "Debian's packages of Slurm are missing; `make target/slurm` unpacks them"
+    if not all((PACKAGES / program).exists() for program in ("usr/sbin/slurmctld", "usr/bin/mpirun")):
+        return "Debian's packages are missing; `rm -r target/slurm; make target/slurm/unpacked` unpacks them"
     for name in PROGRAMS:
         if not any(os.access(Path(folder) / name, os.X_OK) for folder in os.get_exec_path()):
             return f"it needs the program {name}"
     return None
 
 
-def version() -> str:
-    """Slurm's, by the names of the packages' files."""
-    (file,) = PACKAGES.with_name("slurm.debs").glob("slurmd_*.deb")
-    return f"Slurm {file.name.split('_')[1]}"
+def versions() -> str:
+    """By the names of the packages' files."""
+    names = {"Slurm": "slurmd", "Open MPI": "openmpi-bin"}
+    files = {
+        name: next(PACKAGES.with_name("slurm.debs").glob(f"{package}_*.deb"))
+        for name, package in names.items()
+    }
+    return " and ".join(f"{name} {file.name.split('_')[1]}" for name, file in files.items())
 
 
 def configuration(folder: Path, names: list[str]) -> str:

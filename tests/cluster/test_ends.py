@@ -10,7 +10,7 @@ import pytest
 from launching import until
 from ranks_of_jobs import FRONT_ENDS, RANK, command, is_whole, reported, saves, write
 from scenario_table import Row
-from slurm_cluster import KILL_WAIT, SRUN, Cluster
+from slurm_cluster import KILL_WAIT, MPIRUN, MPIRUN_AS_ROOT, SRUN, Cluster
 
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2
@@ -44,6 +44,22 @@ def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end
     assert (status, saved) == (7, ["0.of.4", "1.of.4", "2.of.4"]), output
     assert took < KILL_WAIT, output
     row.seen = f"ranks 0 to 2 saved; exit status {status}"
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_rank_that_fails_under_mpirun(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    line = f"{MPIRUN} {command(front_end)}"
+    row.begin(
+        f"rank 3 exits with 7 under Open MPI, the others save for 2 s, `{front_end}`",
+        line,
+        "ranks 0 to 2 save; mpirun exits with the status of the launchers",
+    )
+    write(tmp_path, FAILS)
+    job = cluster.submit(f"#!/bin/bash\n{line}\n", "--nodes=2", folder=tmp_path, env=MPIRUN_AS_ROOT)
+    assert job.wait() == "FAILED", job.output()
+    saved = sorted(rank for ranks in reported(tmp_path, "saved").values() for rank in ranks)
+    assert (job.exit_status(), saved) == (7, ["0.of.4", "1.of.4", "2.of.4"]), job.output()
+    row.seen = f"ranks 0 to 2 saved; exit status {job.exit_status()}"
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ranks_of_jobs import FRONT_ENDS, RANK, command, is_whole, reported, write
 from scenario_table import Row
-from slurm_cluster import SRUN, Cluster
+from slurm_cluster import MPIRUN, MPIRUN_AS_ROOT, SRUN, Cluster
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
@@ -127,6 +127,18 @@ def test_a_step_of_several_nodes_in_an_interactive_allocation(
     write(tmp_path, f"{RANK}\ntell('began')\n")
     status, output = cluster.finish("salloc", "--nodes=2", *line.split(), folder=tmp_path)
     assert (status, is_whole(tmp_path, "began")) == (0, True), output
+    row.seen = "one job of 4 ranks on 2 nodes"
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_launchers_of_mpirun_are_one_job(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    """docs/slurm.md, mpirun. In an allocation it starts its daemons by srun."""
+    line = f"{MPIRUN} {command(front_end)}"
+    row.begin(f"Open MPI in a batch script, `{front_end}`", line, "one job of 4 ranks on 2 nodes")
+    write(tmp_path, f"{RANK}\ntell('began', os.environ.get('OMPI_COMM_WORLD_SIZE', ''))\n")
+    job = cluster.submit(f"#!/bin/bash\n{line}\n", "--nodes=2", folder=tmp_path, env=MPIRUN_AS_ROOT)
+    assert job.wait() == "COMPLETED", job.output()
+    assert is_whole(tmp_path, "began"), (job.output(), reported(tmp_path, "began"))
     row.seen = "one job of 4 ranks on 2 nodes"
 
 
