@@ -35,7 +35,7 @@ help:
 	@echo "make test-full  all variants and many more random cases, then the soak"
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
 	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
-	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root; Debian or Ubuntu; four minutes)"
+	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root; Debian or Ubuntu; five minutes)"
 	@echo "make test-ecosystem  accelerate, Lightning, transformers, TRL, torchmetrics, Paddle's fleet and debugpy on rlaunch (minutes)"
 	@echo "make wheels  builds the wheels of all platforms, audits them and runs them in bare systems; writes docs/wheels.md"
 	@echo "make docs    builds the documentation site, target/docs/index.html, checks it and looks at it in Chromium"
