@@ -14,10 +14,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 # Steers a launcher: not inherited from the shell that runs the bench.
 STEERING = re.compile(r"(R?LAUNCH_|PADDLE_|PET_|TORCH|MASTER_|SLURM_)|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$")
+
+
+class Kind(Enum):
+    # One of rlaunch's two command lines.
+    PRESENT = auto()
+    # The rlaunch of another commit.
+    BEFORE = auto()
+    RIVAL = auto()
 
 
 @dataclass(frozen=True)
@@ -31,10 +40,15 @@ class Launcher:
     options: Callable[[int, Path], list[str]]
     # For the lines of all ranks on the console, each behind a prefix; None: it cannot.
     shared_console: tuple[str, ...] | None = None
-    # One of rlaunch's two command lines, which keep the promises.
-    ours: bool = False
-    # Neither of these nor the rlaunch of another commit.
-    is_rival: bool = True
+    kind: Kind = Kind.RIVAL
+
+    @property
+    def keeps_promises(self) -> bool:
+        return self.kind is Kind.PRESENT
+
+    @property
+    def is_rival(self) -> bool:
+        return self.kind is Kind.RIVAL
 
     @property
     def python(self) -> str:
@@ -80,8 +94,7 @@ RLAUNCH = Launcher(
     "rlaunch",
     paddle_options,
     ("--console_ranks=all", "--log_prefix=rank"),
-    ours=True,
-    is_rival=False,
+    Kind.PRESENT,
 )
 RUN = Launcher(
     "run",
@@ -90,11 +103,10 @@ RUN = Launcher(
     "rlaunch",
     torchrun_options,
     ("--tee=3",),
-    ours=True,
-    is_rival=False,
+    Kind.PRESENT,
 )
 # The rlaunch of another commit (`before.py`), where FAULTS_BEFORE_PYTHON names the interpreter that has it.
-BEFORE = dataclasses.replace(RLAUNCH, name="before", title="rlaunch before", ours=False)
+BEFORE = dataclasses.replace(RLAUNCH, name="before", title="rlaunch before", kind=Kind.BEFORE)
 PADDLE = Launcher("paddle", "Paddle", "paddle.distributed.launch", "paddlepaddle", paddle_options)
 TORCHRUN = Launcher("torchrun", "torchrun", "torch.distributed.run", "torch", torchrun_options, ("--tee=3",))
 HAS_BEFORE = "FAULTS_BEFORE_PYTHON" in os.environ

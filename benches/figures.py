@@ -55,7 +55,7 @@ class Row:
         if self.promise is None:
             return
         for launcher in LAUNCHERS:
-            if launcher.ours and launcher.name in self.cells:
+            if launcher.keeps_promises and launcher.name in self.cells:
                 yield from self.broken_by(launcher, self.promise)
 
     def broken_by(self, own: Launcher, promise: Promise) -> Iterator[str]:
@@ -90,7 +90,8 @@ class Row:
             if cell is None:
                 cell = NOT_MEASURED if launcher.version else NOT_INSTALLED
             text = cell if isinstance(cell, str) else amount(cell, self.unit)
-            if not launcher.ours and isinstance(cell, float) and isinstance(ours, float) and ours > 0:
+            is_other = not launcher.keeps_promises
+            if is_other and isinstance(cell, float) and isinstance(ours, float) and ours > 0:
                 text += f" ({cell / ours:.3g} x)"
             texts.append(text)
         return texts

@@ -32,7 +32,7 @@ def charts(page: str) -> list[Chart]:
                 for launcher in (it for it in LAUNCHERS if it is not BEFORE):
                     figure, words = read.get(launcher.title, (None, ""))
                     if figure is not None:
-                        colour = OURS if launcher.ours else OTHER
+                        colour = OURS if launcher.keeps_promises else OTHER
                         rows.append((launcher.title, [Bar(figure, words, colour)]))
                 bare, words = read["bare"]
                 line = None if bare is None else (bare, f"without any launcher, {words}")

@@ -33,7 +33,7 @@ class Session:
 
 def present() -> list[Launcher]:
     """Those that are installed, ours first."""
-    return [launcher for launcher in LAUNCHERS if launcher.ours or launcher.version]
+    return [launcher for launcher in LAUNCHERS if not launcher.is_rival or launcher.version]
 
 
 def each(measure: Callable[[Launcher], Cell], launchers: Iterable[Launcher] | None = None) -> dict[str, Cell]:

@@ -152,7 +152,7 @@ def figures_of(
     count = "2:3" if kind else f"2:{2 + ARRIVING}"
     rank, window = (TORCH_RANK, HANG_WINDOW) if kind == HANGS else (RANK, WINDOW)
     # Without files of its own, rlaunch sees a rank's output only after two timeouts.
-    short = [f"RLAUNCH_HANG_TIMEOUT={HANG_TIMEOUT}"] if launcher.ours else []
+    short = [f"RLAUNCH_HANG_TIMEOUT={HANG_TIMEOUT}"] if not launcher.is_rival else []
     more = (["GLOO_SOCKET_IFNAME=wire", *short], ["--redirects=3"]) if kind == HANGS else ([], [])
     try:
         with Job(

@@ -120,7 +120,7 @@ class Job:
         etcd = where.etcd
         self.leader = None if etcd is None else etcd.leader()
         self.etcd = "" if etcd is None else etcd.addresses
-        if self.leader is not None and not launcher.ours:
+        if self.leader is not None and launcher.is_rival:
             self.etcd = self.leader.address
         self.files: dict[str, Life] = {}
         for node in nodes:
@@ -155,7 +155,7 @@ class Job:
             if self.launcher is RLAUNCH:
                 words += [f"--heartbeat_timeout={LEASE}", *(["--restart_delay=0"] if elastic else [])]
             return [*words, "--nproc_per_node=1", f"--host={node.host.ip}"]
-        backend = ("etcd" if self.launcher.ours else "etcd-v2") if self.etcd else "c10d"
+        backend = ("etcd-v2" if self.launcher.is_rival else "etcd") if self.etcd else "c10d"
         endpoint = self.etcd or f"{self.nodes[0].host.ip}:{port}"
         conf = f"last_call_timeout=1,keep_alive_interval={LEASE // 3},keep_alive_max_attempt=3"
         if self.launcher is TORCHRUN and not self.etcd:

@@ -64,7 +64,7 @@ def measure_restart(session: Session) -> None:
     ours, theirs = session.amount(20, 3), session.amount(10, 2)
 
     def rate(launcher: Launcher) -> Cell:
-        tried = ours if launcher.ours else theirs
+        tried = theirs if launcher.is_rival else ours
         return 100 * sum(succeeds(launcher) for _ in range(tried)) / tried
 
     session.row(

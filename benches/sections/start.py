@@ -161,7 +161,7 @@ def measure_collective(session: Session) -> None:
     """From the launcher's start to the first collective of 2 ranks. *Bare*: rlaunch, RLAUNCH_STORE_WAIT=0."""
 
     def once(launcher: Launcher, framework: str, **variables: str) -> float:
-        options = [f"--frameworks={framework}"] if launcher.ours else []
+        options = [f"--frameworks={framework}"] if not launcher.is_rival else []
         start = time.monotonic()
         with Run(
             launcher, session.folder, FIRST_COLLECTIVE[framework], options=options, variables=variables
