@@ -119,7 +119,7 @@ class WorkerError(JobError, RuntimeError):
     The text is the failure report, or says how the job ended.
 
     Attributes:
-        report: how the job ended.
+        report: how the job ended; its ``exit_status`` is that of the launcher.
         rank: the culprit's number; None if no rank failed by itself.
         exitcode: the culprit's exit code, as in ``RankResult``; None if there is none.
     """

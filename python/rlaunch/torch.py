@@ -65,7 +65,8 @@ class elastic_launch:
     Raises:
         ChildFailedError: a rank failed and no restart is left. The text is the failure report, which is not
             printed besides. Also an instance of torch's class, if torch's errors are imported.
-        WorkerError: a signal stopped the job, or node 0's store was lost.
+        WorkerError: a signal stopped the job, it was preempted (``rlaunch.should_stop``), or node 0's store
+            was lost. What the ranks returned is lost.
         LaunchError: the launcher could not start the job.
         NoResultError: a rank exited successfully without returning, as by ``os._exit(0)``.
         TypeError: a ``health_check_server``, or a ``config.logs_specs`` of an unknown type.

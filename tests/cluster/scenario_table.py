@@ -11,7 +11,9 @@ HEAD = """# Slurm checks
 
 `make test-cluster` starts a cluster of Debian's {versions}: a head and three nodes. Each node has its own
 network, hostname, process ids and cgroups. Every row is a test with real launchers. A job has 2 nodes
-with 2 ranks each unless the row says otherwise. [Slurm and mpirun](slurm.md) says how to use rlaunch there.
+with 2 ranks each unless the row says otherwise. `launch.py` passes its arguments to `rlaunch.launch()` and
+exits with the job's status. GPUs are a stub of the driver. [Slurm and mpirun](slurm.md) says how to use
+rlaunch there.
 
 | scenario | command | expected | seen |
 |---|---|---|---|

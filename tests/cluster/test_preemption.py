@@ -69,8 +69,30 @@ def test_a_preempted_job_is_queued_again_until_the_limit(
     (second,) = steps(tmp_path, 1)
     assert 0 < first < second
     results = [json.loads(path.read_text()) for path in tmp_path.glob("log/**/rlaunch/result.json")]
-    assert {result["outcome"] for result in results} == {"preempted"}, results
+    # Of two launchers, twice.
+    assert [result["outcome"] for result in results] == ["preempted"] * 4, results
     row.seen = f"saved step {first} on both nodes, queued again, saved step {second}; exit status {last}"
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_cancelled_job_is_not_queued_again(
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
+) -> None:
+    line = command(front_end, requeue=1, log_dir="log/$SLURM_RESTART_COUNT")
+    row.begin(
+        f"scancel of a job that calls `should_stop` and may be queued again, `{front_end}`",
+        f"srun {line}",
+        "all ranks stop at one step, and the job ends",
+    )
+    write(tmp_path, TRAINS)
+    job = cluster.submit(BATCH.format(command=line), folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready-0"), "ranks")
+    cluster.run("scancel", str(job.number))
+    job.await_end()
+    assert is_whole(tmp_path, "saved-0"), (reported(tmp_path, "saved-0"), job.output())
+    ((step,), fields) = steps(tmp_path, 0), job.fields()
+    assert (fields["JobState"], fields["Restarts"]) == ("CANCELLED", "0"), job.output()
+    row.seen = f"saved step {step} on both nodes; state CANCELLED, not queued again"
 
 
 # Notes what the launcher reads, too.
@@ -89,7 +111,8 @@ def test_a_time_limit_is_a_notice_where_the_batch_script_says_when(
     assert found
     line = command(front_end, preempt_time=100, requeue=1, log_dir="log/$SLURM_JOB_ID")
     assert line in page or "launch()" in front_end
-    script = re.sub("^srun --wait=60 .*$", f"srun --wait=60 {line}", found[1], flags=re.M)
+    script, replaced = re.subn("^srun --wait=60 .*$", f"srun --wait=60 {line}", found[1], flags=re.M)
+    assert replaced == 1
     row.begin(
         f"the time limit is near, and the ranks call `should_stop`; after the requeue too, `{front_end}`",
         f"sbatch --time=2 preempt.sh\nsrun --wait=60 {line}",

@@ -169,18 +169,18 @@ def test_a_heterogeneous_job(cluster: Cluster, tmp_path: Path, row: Row, how: st
 
 
 # Options of a job of two nodes whose address is known.
-MEETS: dict[str, dict[str, str | int]] = {
+AT_MASTER: dict[str, dict[str, str | int]] = {
     "python -m rlaunch": {"nnodes": 2, "master": "node1:6768"},
     "python -m rlaunch.run": {"nnodes": 2, "rdzv_backend": "c10d", "rdzv_endpoint": "node1:6768"},
     "rlaunch.launch()": {"nnodes": 2, "master": "node1:6768"},
 }
 
 
-@pytest.mark.parametrize("front_end", MEETS)
+@pytest.mark.parametrize("front_end", AT_MASTER)
 def test_a_job_with_a_secret_refuses_strangers(
     cluster: Cluster, tmp_path: Path, row: Row, front_end: str
 ) -> None:
-    line = command(front_end, **MEETS[front_end])
+    line = command(front_end, **AT_MASTER[front_end])
     row.begin(
         f"a secret for each job; a launcher without it asks for a place, `{front_end}`",
         f"export RLAUNCH_JOB_SECRET=$(openssl rand -hex 32)\nsrun {line}",
@@ -195,7 +195,7 @@ srun {line}
     job = cluster.submit(batch, folder=tmp_path)
     until(lambda: is_whole(tmp_path, "began"), "ranks")
     assert {path.read_text() for path in tmp_path.glob("began.*")} == {""}
-    stranger = command(front_end, **MEETS[front_end], log_dir="stranger")
+    stranger = command(front_end, **AT_MASTER[front_end], log_dir="stranger")
     status, output = cluster.finish("srun", "--nodes=1", *stranger.split(), folder=tmp_path)
     (tmp_path / "go").touch()
     assert job.wait() == "COMPLETED", job.output()

@@ -30,7 +30,7 @@ def run_job(arguments: Iterable[str], name: str) -> Report:
 
     Raises:
         ChildFailedError: a rank failed.
-        WorkerError: a signal stopped the job, or node 0's store was lost.
+        WorkerError: a signal stopped the job, it was preempted, or node 0's store was lost.
         LaunchError: the launcher could not start the job.
     """
     argv = [os.fsencode(word) for word in [sys.executable, "-m", "rlaunch.run", *arguments]]

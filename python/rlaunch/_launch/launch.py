@@ -45,7 +45,8 @@ def launch(
     call in another thread shares the terminal's process group and stops only by the terminal's Ctrl-C. In a
     coroutine, call it through ``asyncio.to_thread``.
 
-    Several nodes: each node calls it, with ``nnodes=2, master="10.0.0.1:6768"`` and the like. ``ranks`` of
+    Several nodes: each node calls it, with ``nnodes=2, master="10.0.0.1:6768"`` and the like, or without
+    these in a program that Slurm, Open MPI or Kubernetes starts on each node. ``ranks`` of
     the report are those of this node; ``job_end`` is the outcome of the whole job, and ``job_culprit``
     what it failed by. A rank that fails on another node raises a WorkerError here too.
 

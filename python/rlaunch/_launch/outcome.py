@@ -55,7 +55,7 @@ def make_report(record: bytes, exit_status: int | None) -> Report:
     if report.outcome == "preempted":
         # The ranks exited with 0, but the training is not done: the caller must not go on with its results.
         said = report.job_end or "the job was preempted: its ranks stopped at a common step"
-        raise WorkerError(f"{said} and exited with 0; start it again to continue", report)
+        raise WorkerError(f"{said}; the training is not done", report)
     if report.outcome == "not_started":
         why = next((rank.why for rank in report.ranks if rank.why), "")
         raise LaunchError(f"cannot start {why}", report.exit_status)

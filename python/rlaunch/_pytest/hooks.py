@@ -121,6 +121,14 @@ class _Hooks:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if not isinstance(item.stash.get(_marker, None), RanksMarker):
+            return (yield)
+        # Between pytest's phases too: the ranks may be in the test already.
+        with stacks_at_quit(functools.partial(_describe_at_quit, item)):
+            return (yield)
+
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         marker = item.stash.get(_marker, None)
@@ -272,8 +280,7 @@ def _run_phase(item: pytest.Item, phase: str) -> None:
     __tracebackhide__ = True
     run = item.stash[_run]
     try:
-        with stacks_at_quit(functools.partial(_describe_at_quit, item, run)):
-            run.run_until(phase)
+        run.run_until(phase)
     except BaseException as error:
         run.close()
         _record_interrupt(item, phase, error)
@@ -294,11 +301,14 @@ def _record_interrupt(item: pytest.Item, phase: str, error: BaseException) -> No
         item.stash[_raised] = error
 
 
-def _describe_at_quit(item: pytest.Item, run: Run) -> str:
+def _describe_at_quit(item: pytest.Item) -> str:
     """Has this process print to its own stderr, and returns the stacks of the ranks for it."""
     capture: Any = item.config.pluginmanager.get_plugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture()
+    run = item.stash.get(_run, None)
+    if run is None:
+        return f"{item.nodeid} was interrupted; it has no ranks"
     run.collect_interrupted_stacks()
     return outcome.format_interrupt(item, run)
 

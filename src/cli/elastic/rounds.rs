@@ -1,8 +1,9 @@
 //! Runs this node's part of a job whose nodes rendezvous: wait for a round, run it, report it, until the job is over.
 
-use crate::cli::common::error::CliError;
+use crate::cli::common::error::{CliError, system};
 use crate::cli::common::exit_code::{self, NodePart};
 use crate::cli::common::message::{print_error, print_notice};
+use crate::cli::elastic::endpoints;
 use crate::cli::elastic::outcome_text;
 use crate::cli::elastic::round_frontend::{JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::elastic::wait_for_round::{RoundWait, WaitResult};
@@ -13,7 +14,7 @@ use crate::cli::node::progress_messages::describe_no_restart;
 use crate::model::plain_text::escape;
 use crate::plan::Plan;
 use crate::protocol::{
-    FailureDetails, JobEnd, JobRules, NodeStatus, NodeStep, OnNodeLoss, RankFailure, RoundMember, millis,
+    FailureDetails, JobEnd, JobRules, NodeInfo, NodeStatus, NodeStep, OnNodeLoss, RankFailure, RoundMember, millis,
 };
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_store::StoreSockets;
@@ -90,7 +91,7 @@ pub fn run_rounds(
             Ok(record_without_ranks(launch, &JobOutcome::Stopped(signal), journal, frontend))
         }
         JoinedBackend::FixedList(members, own) => {
-            let NodePlan { plan, shown, store } = rounds.plan_round(&Round { members: &members, own, failures: 0 })?;
+            let NodePlan { plan, shown, store } = job.plan_round(&Round { members: &members, own, failures: 0 })?;
             let this = launch.for_round(&plan, shown, store, (None, 0));
             frontend.before_ranks(&this);
             frontend.before_first_rank(&this);
@@ -103,7 +104,24 @@ pub fn run_rounds(
     }
 }
 
+/// Refuses a round in which this node has other processes than it offered: a plan would look for the endpoints of the rest.
+fn check_own(round: &Round<'_>, offered: &NodeInfo) -> Result<(), CliError> {
+    let count = |info: &NodeInfo| (info.ranks, info.endpoints.len());
+    match round.members.get(round.own) {
+        Some(member) if count(&member.info) == count(offered) => Ok(()),
+        _ => Err(endpoints::unusable(offered)),
+    }
+}
+
 impl Job<'_> {
+    /// This node's part of a round, with the files that its ranks read.
+    fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {
+        let part = self.rounds.plan_round(round)?;
+        let written = log_files::write_env_overflow(&part.plan);
+        written.map_err(system(self.launch.log_dir.display().to_string()))?;
+        Ok(part)
+    }
+
     fn run_as_member(
         &self,
         mut membership: Box<Membership>,
@@ -134,7 +152,10 @@ impl Job<'_> {
             if let Some(outcome) = wait.stop_outcome() {
                 break outcome;
             }
-            let part = match prepared.and_then(|()| rounds.plan_round(&round)) {
+            let part = match prepared
+                .and_then(|()| check_own(&round, membership.info()))
+                .and_then(|()| self.plan_round(&round))
+            {
                 Ok(part) => part,
                 Err(error) => {
                     let failure = failure_of_error(own, &error, &frontend.report_context().host);

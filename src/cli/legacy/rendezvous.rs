@@ -206,7 +206,6 @@ impl RoundFrontend for LegacyRendezvous<'_> {
         let about = (&layout, &self.own.backend, &self.own.launcher);
         let plan = legacy::plan(self.spec, self.legacy, self.vars, self.context, about).map_err(CliError::Preflight)?;
         run::prepare::legacy_files::write_endpoints(Path::new(&self.context.log_dir), &layout.endpoints())
-            .and_then(|()| log_files::write_env_overflow(&plan))
             .map_err(system(format!("--log_dir {}", self.context.log_dir)))?;
         let shown = shown_logs::shown(self.spec, &plan, &self.host);
         Ok(NodePlan { plan, shown, store: StoreSockets::default() })

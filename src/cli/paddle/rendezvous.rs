@@ -223,16 +223,16 @@ fn offer_of_servers(own: &PsLayout) -> NodeInfo {
 }
 
 fn ps_node(member: &RoundMember) -> Result<PsNode, CliError> {
-    let mut servers = endpoints::of_processes(member)?;
+    let mut servers = endpoints::read(member)?;
     if member.info.servers >= servers.len() {
-        return Err(endpoints::unreadable(&member.info));
+        return Err(endpoints::unusable(&member.info));
     }
     let workers = servers.split_off(member.info.servers);
     Ok(PsNode { servers, workers })
 }
 
 fn cluster_node(member: &RoundMember) -> Result<ClusterNode, CliError> {
-    let list = endpoints::of_processes(member)?;
-    let host = list.first().map(|first| first.host.clone()).ok_or_else(|| endpoints::unreadable(&member.info))?;
+    let list = endpoints::read(member)?;
+    let host = list.first().map(|first| first.host.clone()).ok_or_else(|| endpoints::unusable(&member.info))?;
     Ok(ClusterNode { host, ports: list.iter().map(|endpoint| endpoint.port).collect() })
 }

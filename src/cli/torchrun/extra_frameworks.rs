@@ -1,4 +1,4 @@
-//! What ranks of frameworks other than PyTorch need: the endpoints that this node offers, and those of all nodes of a round.
+//! Endpoints for ranks of frameworks other than PyTorch: those that this node offers, and those of all nodes of a round.
 
 use crate::cli::common::error::CliError;
 use crate::cli::elastic::endpoints;
@@ -22,6 +22,18 @@ const PADDLE: &str = "paddle";
 /// See `PADDLE`.
 const JAX: &str = "jax";
 
+/// Refuses other frameworks than PyTorch on several nodes of a static rendezvous, which exchange nothing but the numbers of their
+/// ranks, as torchrun's do.
+pub fn check(spec: &TorchSpec) -> Result<(), CliError> {
+    let is_static = matches!(spec.rendezvous, TorchrunBackend::Static { .. }) && spec.nodes.1 > 1;
+    if !is_static || spec.frameworks.iter().all(|framework| *framework == Framework::Torch) {
+        return Ok(());
+    }
+    let hint = "give --rdzv-backend c10d and --rdzv-endpoint instead of the master's address, or leave it out";
+    let why = "on several nodes of a static rendezvous only torch is possible";
+    Err(CliError::Usage(SpecError::new("--frameworks", "", why, hint)))
+}
+
 /// The endpoints of this node's ranks, with the leases of their ports.
 pub fn offer(
     spec: &TorchSpec,
@@ -30,13 +42,6 @@ pub fn offer(
 ) -> Result<(ExtraFrameworks, Vec<PortLease>), CliError> {
     let host = if place.master.host == "localhost" { "127.0.0.1" } else { &place.master.host };
     let asked = |framework| spec.frameworks.contains(&framework);
-    // Nodes of a static rendezvous exchange nothing but the numbers of their ranks, as those of torchrun.
-    let is_static = matches!(spec.rendezvous, TorchrunBackend::Static { .. }) && place.nnodes > 1;
-    if is_static && (asked(Framework::Paddle) || asked(Framework::Jax)) {
-        let hint = "give --rdzv-backend c10d and --rdzv-endpoint instead of the master's address, or leave it out";
-        let why = "on several nodes of a static rendezvous only torch is possible";
-        return Err(CliError::Usage(SpecError::new("--frameworks", "", why, hint)));
-    }
     let (mut extra, mut leases) = (ExtraFrameworks::default(), Vec::new());
     let mut port = || -> Result<Endpoint, CliError> {
         let lease = ports::lease_any().map_err(CliError::Preflight)?;
@@ -57,7 +62,7 @@ pub fn offer(
     Ok((extra, leases))
 }
 
-/// Writes them into what other nodes learn of this one.
+/// Writes them into the record that other nodes receive.
 pub fn write(offer: &ExtraFrameworks, node: &mut NodeInfo) {
     if let Some(paddle) = &offer.paddle {
         node.endpoints = paddle.endpoints.iter().map(Endpoint::to_string).collect();
@@ -68,16 +73,16 @@ pub fn write(offer: &ExtraFrameworks, node: &mut NodeInfo) {
     }
 }
 
-/// Those of all nodes of a round. The launchers of a job have the same frameworks.
-pub fn of_round(offer: &ExtraFrameworks, members: &[RoundMember]) -> Result<ExtraFrameworks, CliError> {
+/// Combines the endpoints of all nodes of a round. The launchers of a job have the same frameworks.
+pub fn combine(offer: &ExtraFrameworks, members: &[RoundMember]) -> Result<ExtraFrameworks, CliError> {
     let at_rank_0 = |name: &str| -> Result<Endpoint, CliError> {
-        let first = members.first().ok_or_else(|| endpoints::unreadable(&NodeInfo::default()))?;
+        let first = members.first().ok_or_else(|| endpoints::unusable(&NodeInfo::default()))?;
         let text = first.info.more.get(name);
-        text.and_then(|text| Endpoint::parse(text)).ok_or_else(|| endpoints::unreadable(&first.info))
+        text.and_then(|text| Endpoint::parse(text)).ok_or_else(|| endpoints::unusable(&first.info))
     };
     let paddle = match &offer.paddle {
         Some(own) => {
-            let all: Vec<Vec<Endpoint>> = members.iter().map(endpoints::of_ranks).collect::<Result<_, _>>()?;
+            let all: Vec<Vec<Endpoint>> = members.iter().map(endpoints::read_for_ranks).collect::<Result<_, _>>()?;
             Some(PaddleEnv { endpoints: all.concat().into(), master: at_rank_0(PADDLE)?, ..own.clone() })
         }
         None => None,
@@ -114,19 +119,19 @@ mod tests {
     fn ranks_learn_the_endpoints_of_all_nodes_and_the_servers_of_rank_0() {
         let (first, second) = (of("a", &[10, 11]), of("b", &[20]));
         let members = [member(&first, 2), member(&second, 1)];
-        let all = of_round(&second, &members).unwrap();
+        let all = combine(&second, &members).unwrap();
         let paddle = all.paddle.unwrap();
         assert_eq!(Endpoint::join(&paddle.endpoints), "a:10,a:11,b:20");
         assert_eq!((paddle.master.to_string(), paddle.pod), ("a:1".into(), "b".into()));
         assert_eq!(all.jax.unwrap().to_string(), "a:2");
-        assert_eq!(of_round(&ExtraFrameworks::default(), &members).unwrap(), ExtraFrameworks::default());
+        assert_eq!(combine(&ExtraFrameworks::default(), &members).unwrap(), ExtraFrameworks::default());
     }
 
     #[test]
     fn a_node_without_an_endpoint_for_each_rank_is_an_error() {
         let own = of("a", &[10]);
         for members in [vec![member(&own, 1), member(&ExtraFrameworks::default(), 1)], vec![member(&own, 2)], vec![]] {
-            assert!(of_round(&own, &members).is_err(), "{members:?}");
+            assert!(combine(&own, &members).is_err(), "{members:?}");
         }
     }
 }

@@ -50,7 +50,7 @@ pub struct TorchrunRendezvous<'a> {
     pub workers: (usize, Option<usize>, &'a [CpuSet]),
     /// Where this node serves the store if it is node 0.
     pub store: Endpoint,
-    /// What this node offers ranks of frameworks other than PyTorch.
+    /// The endpoints that this node offers ranks of frameworks other than PyTorch.
     pub extra_frameworks: ExtraFrameworks,
     /// The address at which other nodes reach this one.
     pub advertised: AdvertisedAddress,
@@ -158,7 +158,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
             first_role_rank: count(&mut before.iter().filter(own_role)),
             role_size: count(&mut round.members.iter().filter(own_role)),
             master,
-            extra_frameworks: extra_frameworks::of_round(&self.extra_frameworks, round.members)?,
+            extra_frameworks: extra_frameworks::combine(&self.extra_frameworks, round.members)?,
             interface: self.advertised.interface.clone().filter(|_| round.members.len() > 1),
         };
         let laid_out = plan::plan(self.spec, self.vars, self.context, self.names, self.workers, &place);

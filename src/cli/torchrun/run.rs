@@ -83,6 +83,7 @@ pub fn launch(
     }
     let nofile = preflight::raise_file_limit_for_store("--nproc-per-node", workers).map_err(CliError::Preflight)?;
     check_script(&spec.script).map_err(CliError::Preflight)?;
+    extra_frameworks::check(spec)?;
     let StaticRendezvous { mut place, mut leases, store, nodes, advertised } =
         match static_rendezvous::find_place(spec, workers, signals) {
             Ok(met) => met,

@@ -10,7 +10,6 @@ use crate::rendezvous::torch_store::client::{StoreClient, wire_key};
 use crossbeam_channel::{Sender, bounded};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
-use std::convert::Infallible;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -20,7 +19,9 @@ use tracing::debug;
 const MOST_WAITING: usize = 64;
 /// How long a sender may take to write a message whose number it has taken.
 const WRITE: Duration = Duration::from_secs(1);
-/// What stands at the number of a sender that has not written its message in time.
+/// How many numbers before its own a sender looks at for gaps.
+const LOOKED_AT: i64 = 64;
+/// The value at the number of a sender that has not written its message in time.
 const NO_MESSAGE: &[u8] = b"null";
 /// How many numbers a sender takes for one message: it may be found slow each time.
 const MOST_ATTEMPTS: u32 = 3;
@@ -92,7 +93,7 @@ impl MessageStore {
         for _ in 0..MOST_ATTEMPTS {
             let number = client.add(&count, 1, &mut patience(REQUEST))?;
             let stored = client.set_if_missing(&self.key(family, number), &message, &mut patience(REQUEST))?;
-            self.fill_gap(&mut client, (family, number))?;
+            self.fill_gaps(&mut client, (family, number))?;
             if stored == message {
                 break;
             }
@@ -100,36 +101,39 @@ impl MessageStore {
         Ok(client)
     }
 
-    /// A sender that dies between taking a number and writing its message leaves a gap, at which receivers would wait for ever.
-    fn fill_gap(&self, client: &mut StoreClient, (family, number): (&str, i64)) -> io::Result<()> {
-        for before in (1..number).rev() {
-            let key = self.key(family, before);
-            match client.wait(&[&key], &mut patience(WRITE)) {
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    client.set_if_missing(&key, NO_MESSAGE, &mut patience(REQUEST))?;
-                }
-                other => return other,
-            }
+    /// A sender that dies between taking a number and writing its message leaves a gap, at which receivers would wait for ever. Each
+    /// later sender looks for such gaps among the last numbers, because the next one may die as well.
+    fn fill_gaps(&self, client: &mut StoreClient, (family, number): (&str, i64)) -> io::Result<()> {
+        let before: Vec<Vec<u8>> = ((number - LOOKED_AT).max(1)..number).map(|at| self.key(family, at)).collect();
+        if before.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        match client.wait(&before.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut patience(WRITE)) {
+            // They were taken before this wait began, so each has had that time.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => before
+                .iter()
+                .try_for_each(|key| client.set_if_missing(key, NO_MESSAGE, &mut patience(REQUEST)).map(drop)),
+            other => other,
+        }
     }
 
-    /// Receives as long as the process lives.
+    /// Receives until the store cannot be reached any more.
     fn receive(&self, listener: &QuestionListener) {
         let family = if self.node == 0 { codec::MESSAGES_TO_FIRST } else { codec::MESSAGES };
         let mut number = 1;
-        loop {
-            let ended: io::Result<Infallible> = self.connect().and_then(|mut client| {
-                loop {
-                    self.receive_one(&mut client, (family, number), listener)?;
-                    number += 1;
-                }
-            });
-            let Err(error) = ended;
-            debug!("no messages of other nodes are received for a moment: {error}");
+        let ended = loop {
+            // Not for longer than a request may take: another job's store may be there later.
+            let mut client = match self.connect() {
+                Ok(client) => client,
+                Err(error) => break error,
+            };
+            while self.receive_one(&mut client, (family, number), listener).is_ok() {
+                number += 1;
+            }
             // It cannot fail while there is time.
             let _ = tcp::pause(RECONNECT_PAUSE, &mut patience(REQUEST));
-        }
+        };
+        debug!("no messages of other nodes are received any more: {ended}");
     }
 
     fn receive_one(

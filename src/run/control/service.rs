@@ -189,7 +189,7 @@ impl Service for ControlService {
                     && self.status.request_grace_limit(Some(limit.round), limit.grace())
                 {
                     signals::wake();
-                } else if let Some(message) = StopMessage::decode(&text) {
+                } else if let Ok(message) = StopMessage::decode(&text) {
                     self.preempt.link.hear(asker, message);
                 }
             }

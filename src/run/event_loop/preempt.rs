@@ -6,8 +6,8 @@ use super::EventLoop;
 use crate::protocol::stop_step::{Decision, StopAgreement, StopDocument, StopEffect, StopEvent, StopRecipient};
 use crate::rendezvous::questions::QuestionEvent;
 use crate::rendezvous::torch_static::StaticPeers;
-use crate::run::preempt::StopMessage;
 use crate::run::preempt::link::{Notice, NoticeCause, PreemptLink};
+use crate::run::preempt::{NoStopMessage, StopMessage};
 use crate::run::record::journal::JournalEvent;
 use crate::supervise::SupervisorEvent;
 use crate::sys::clock;
@@ -30,13 +30,13 @@ pub(super) fn connect(peers: &StaticPeers, link: &PreemptLink) {
     let listener = move |event| {
         let QuestionEvent::Asked { asker, text, .. } = event else { return };
         match StopMessage::decode(&text) {
-            Some(message) => heard.hear(asker, message),
+            Ok(message) => heard.hear(asker, message),
             // The nodes of other rendezvous compare their versions when they join.
-            None if !has_warned.swap(true, Ordering::Relaxed) => warn!(
+            Err(NoStopMessage::OtherVersion) if !has_warned.swap(true, Ordering::Relaxed) => warn!(
                 "node {asker} cannot agree on a step at which ranks stop: its launcher has another version; use one version \
                  on all nodes"
             ),
-            None => {}
+            Err(_) => {}
         }
     };
     match peers.connect_messages(Box::new(listener)) {

@@ -27,6 +27,21 @@ pub struct StopMessage {
     pub stop: StopDocument,
 }
 
+/// Why a text is not a message about a stop step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoStopMessage {
+    /// A launcher of another version has sent it.
+    OtherVersion,
+    /// No launcher has.
+    Unreadable,
+}
+
+/// What all versions have.
+#[derive(Deserialize)]
+struct MessageVersion {
+    version: u32,
+}
+
 impl StopMessage {
     /// A message of this round. The times are those until the ranks are ended by signals, and until they are killed.
     pub fn new(round: u64, (left, kills): (Duration, Option<Duration>), stop: StopDocument) -> Self {
@@ -57,9 +72,13 @@ impl StopMessage {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads the message of another node; `None`: it is not one of this version.
-    pub fn decode(text: &str) -> Option<Self> {
-        serde_json::from_str(text).ok().filter(|message: &Self| message.version == CONTROL_VERSION)
+    /// Reads the message of another node.
+    pub fn decode(text: &str) -> Result<Self, NoStopMessage> {
+        let version = serde_json::from_str::<MessageVersion>(text).map_err(|_| NoStopMessage::Unreadable)?.version;
+        if version != CONTROL_VERSION {
+            return Err(NoStopMessage::OtherVersion);
+        }
+        serde_json::from_str(text).map_err(|_| NoStopMessage::Unreadable)
     }
 }
 
@@ -75,15 +94,16 @@ mod tests {
         for decision in [None, Some(Decision::StopAt(70)), Some(Decision::Abandoned)] {
             let times = (Duration::from_millis(1500), Some(Duration::from_millis(2000)));
             let message = StopMessage::new(2, times, StopDocument { proposal, answer, decision });
-            assert_eq!(StopMessage::decode(&message.encode()), Some(message));
+            assert_eq!(StopMessage::decode(&message.encode()), Ok(message));
             assert_eq!(message.left(), times);
             let asks = message.asking_for_time(true);
-            assert_eq!(StopMessage::decode(&asks.encode()), Some(asks));
+            assert_eq!(StopMessage::decode(&asks.encode()), Ok(asks));
         }
         let message = StopMessage::new(2, (Duration::ZERO, None), StopDocument::default());
         let other = StopMessage { version: CONTROL_VERSION + 1, ..message };
-        for text in [r#"{"version":1,"round":2,"grace_millis":7}"#, &other.encode()] {
-            assert_eq!(StopMessage::decode(text), None, "{text}");
+        assert_eq!(StopMessage::decode(&other.encode()), Err(NoStopMessage::OtherVersion));
+        for text in ["", "7", r#"{"round":2}"#, r#"{"version":1,"round":2,"grace_millis":7}"#] {
+            assert_eq!(StopMessage::decode(text), Err(NoStopMessage::Unreadable), "{text}");
         }
     }
 }

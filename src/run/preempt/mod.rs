@@ -6,4 +6,4 @@ mod message;
 pub mod notice_watch;
 pub mod stop_words;
 
-pub use message::StopMessage;
+pub use message::{NoStopMessage, StopMessage};

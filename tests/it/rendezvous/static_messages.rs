@@ -76,13 +76,15 @@ fn a_sender_that_dies_before_it_writes_does_not_silence_those_after_it() {
     let ((to_others, to_zero), (from_one, to_one)) = (connected(&nodes.zero), connected(&nodes.one));
     let (mut dead, time) = (nodes.client(), &mut within(PATIENCE));
     for family in [codec::MESSAGES, codec::MESSAGES_TO_FIRST] {
-        assert_eq!(dead.add(&key(family, "count"), 2, time).unwrap(), 2);
+        assert_eq!(dead.add(&key(family, "count"), 4, time).unwrap(), 4);
+        // Another sender has died before it has looked for gaps.
+        dead.set(&key(family, "3"), br#"{"node": 7, "text": "of 7"}"#, time).unwrap();
     }
     drop(dead);
     tell(&to_others, None, "from 0");
-    assert_eq!(heard(&to_one), message("3", "from 0"));
+    assert_eq!((heard(&to_one), heard(&to_one)), (message("3", "of 7"), message("5", "from 0")));
     tell(&from_one, Some("0"), "from 1");
-    assert_eq!(heard(&to_zero), message("3", "from 1"));
+    assert_eq!((heard(&to_zero), heard(&to_zero)), (message("3", "of 7"), message("5", "from 1")));
 }
 
 #[test]

@@ -104,7 +104,7 @@ BETWEEN = """
             @pytest.hookimpl(tryfirst=True)
             def pytest_runtest_logreport(self, report):
                 if report.when == "setup":
-                    os.kill(os.getpid(), signal.SIGINT)
+                    os.kill(os.getpid(), int(os.environ["BY"]))
 
         @pytest.fixture(scope="session", autouse=True)
         def between(request):
@@ -118,12 +118,17 @@ BETWEEN = """
     """
 
 
-def test_an_interrupt_between_two_phases_of_pytest_shows_the_stacks(start_session: StartSession) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGQUIT])
+def test_an_interrupt_between_two_phases_of_pytest_shows_the_stacks(
+    start_session: StartSession, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
+    monkeypatch.setenv("BY", str(int(by)))
     session = start_session(BETWEEN)
-    report = session.until("use --full-trace")
+    report = session.until("in test_waits")
     assert "test_it.py::test_waits was interrupted" in report
-    assert "in test_waits" in report
-    assert session.wait() == pytest.ExitCode.INTERRUPTED
+    if by == signal.SIGINT:
+        session.until("use --full-trace")
+    assert session.wait() == (pytest.ExitCode.INTERRUPTED if by == signal.SIGINT else -by)
 
 
 @pytest.mark.parametrize("is_typed", [True, False])

@@ -34,7 +34,9 @@ def stacks_at_quit(describe: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        # The test may have set another one.
+        if signal.getsignal(signal.SIGQUIT) is end:
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def _has_default_action() -> bool:

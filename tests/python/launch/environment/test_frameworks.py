@@ -290,25 +290,29 @@ def test_another_attempt_has_the_same_ports_and_knows_its_number(place: Place) -
     assert place.text("attempt-0.0") == place.text("attempt-1.0")
 
 
+def start_node(folder: Path, options: list[str], number: int, **changes: str) -> subprocess.Popen[bytes]:
+    """Starts a launcher of one rank."""
+    common = ["--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    command = [sys.executable, "-m", "rlaunch.run", *common, *options, "train.py"]
+    with (folder / f"printed.{number}").open("w") as output:
+        return subprocess.Popen(
+            command, cwd=folder, env=base_environment(**changes), stdout=output, stderr=output
+        )
+
+
 @contextmanager
-def nodes(folder: Path, *frameworks: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """A launcher of one rank for each of these options, which meet at the first one's master."""
-    at = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_ports(1)}", "--rdzv-id=job"]
-    options = [f"--nnodes={len(frameworks)}", "--nproc-per-node=1", *at]
+def nodes(folder: Path, *frameworks: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Starts a launcher of one rank for each of these options. The first one serves the master."""
+    at = [f"--nnodes={len(frameworks)}", f"--rdzv-endpoint=127.0.0.1:{free_ports(1)}"]
     with ExitStack() as stack:
-        started = []
-        for number, given in enumerate(frameworks):
-            command = [sys.executable, "-m", "rlaunch.run", *options, f"--frameworks={given}", "train.py"]
-            with (folder / f"printed.{number}").open("w") as output:
-                node = subprocess.Popen(
-                    command, cwd=folder, env=base_environment(), stdout=output, stderr=output, text=True
-                )
-            started.append(stack.enter_context(Place.cleaned(node)))
-        yield started
+        yield [
+            stack.enter_context(Place.cleaned(start_node(folder, [*at, f"--frameworks={given}"], number)))
+            for number, given in enumerate(frameworks, 1)
+        ]
 
 
 def printed(folder: Path) -> list[str]:
-    return [(folder / f"printed.{number}").read_text() for number in range(2)]
+    return [(folder / f"printed.{number}").read_text() for number in (1, 2)]
 
 
 @pytest.mark.parametrize(("frameworks", "script"), [("paddle,torch", head("paddle") + PADDLE), ("jax", JAX)])
@@ -321,6 +325,41 @@ def test_real_frameworks_on_two_nodes_of_torchrun(tmp_path: Path, frameworks: st
     else:
         said = written(tmp_path)
     assert said == [[0, 2, 3], [1, 2, 3]]
+
+
+# As Paddle reads it: from a file if it is too long for the environment.
+ENDPOINTS = """
+import json
+import os
+
+world = os.environ["PADDLE_TRAINERS_NUM"]
+listed = os.environ.get("PADDLE_TRAINER_ENDPOINTS")
+if listed is None:
+    with open(os.environ["PADDLE_BACKUP_ENV_PATH"]) as file:
+        listed = json.load(file)["PADDLE_TRAINER_ENDPOINTS"]
+tell(f"round.{world}", listed)
+await_file("go")
+"""
+
+
+@pytest.mark.parametrize("longest", ["48000", "20"])
+def test_ranks_of_a_later_round_learn_the_endpoints_of_its_nodes(tmp_path: Path, longest: str) -> None:
+    place = Place(tmp_path)
+    place.script(ENDPOINTS)
+    at = f"--rdzv-endpoint=127.0.0.1:{free_ports(1)}"
+    changes = {"RLAUNCH_MIN_ROUND_TIME": "0", "PADDLE_ENV_LIMIT_LEN": longest}
+    options = ["--nnodes=1:2", "--rdzv-conf=last_call_timeout=1", "--frameworks=paddle"]
+    with ExitStack() as stack:
+        started = []
+        for size in (1, 2):
+            node = start_node(tmp_path, [*options, at], size, **changes)
+            started.append(stack.enter_context(Place.cleaned(node)))
+            seen = [tmp_path / f"round.{size}.{rank}" for rank in range(size)]
+            until(lambda seen=seen: all(path.exists() for path in seen), f"a round of {size}")
+            (listed,) = {path.read_text() for path in seen}
+            assert len(set(listed.split(","))) == size, listed
+        (tmp_path / "go").touch()
+        assert [node.wait(PATIENCE) for node in started] == [0, 0], printed(tmp_path)
 
 
 def test_nodes_of_torchrun_need_the_same_frameworks(tmp_path: Path) -> None:
@@ -338,9 +377,9 @@ def test_nodes_of_torchrun_need_the_same_frameworks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("framework", ["paddle", "jax", "torch,paddle"])
 def test_a_static_rendezvous_of_torchrun_is_for_torch_alone(tmp_path: Path, framework: str) -> None:
-    """Otherwise each rank would run without its variables, and so alone."""
+    """Otherwise each rank would run without its variables, and so alone. No other node is waited for."""
     (tmp_path / "train.py").write_text("open('began', 'w')")
-    options = ["--nnodes=2", "--node-rank=0", f"--master-port={free_ports(1)}", "--dry-run"]
+    options = ["--nnodes=2", "--node-rank=1", f"--master-port={free_ports(1)}"]
     ended = run(tmp_path, command_of("torch", f"--frameworks={framework}", *options, "train.py"))
     assert ended.returncode == 2
     (line,) = [line for line in ended.stderr.splitlines() if "error" in line]
