@@ -11,7 +11,7 @@ from launching import until
 from paths import ROOT
 from ranks_of_jobs import FRONT_ENDS, RANK, command, is_whole, reported, write
 from scenario_table import Row
-from slurm_cluster import KILL_WAIT, Cluster
+from slurm_cluster import KILL_WAIT, Cluster, Job
 
 BATCH = """#!/bin/bash
 #SBATCH --nodes=2
@@ -74,6 +74,37 @@ def test_a_preempted_job_is_queued_again_until_the_limit(
     row.seen = f"saved step {first} on both nodes, queued again, saved step {second}; exit status {last}"
 
 
+# Each task saves in a folder of its own.
+ARRAY = BATCH.replace(
+    "rm -f notice", 'mkdir -p "$SLURM_ARRAY_TASK_ID"; cd "$SLURM_ARRAY_TASK_ID"; rm -f notice'
+)
+
+
+def test_a_task_of_an_array_is_queued_again_alone(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    line = "python -m rlaunch --nproc_per_node 2 --preempt_file notice --requeue 1 ../train.py"
+    row.begin(
+        "a notice by a file to one task of a job array, whose number is the array's",
+        f"sbatch --array=0-1 ...\nsrun {line}",
+        "this task is queued again, the other one runs on",
+    )
+    write(tmp_path, TRAINS)
+    job = cluster.submit(ARRAY.format(command=line), "--array=0-1", folder=tmp_path)
+    until(lambda: all(is_whole(tmp_path / task, "ready-0") for task in "01"), "both tasks")
+    text = cluster.run("scontrol", "--oneliner", "show", "job", str(job.number))
+    tasks = dict(re.findall(r"^JobId=(\d+) .*?ArrayTaskId=(\d)", text, re.M))
+    last = tasks.pop(str(job.number))
+    ((other, task),) = tasks.items()
+    (tmp_path / last / "notice").touch()
+    until(lambda: is_whole(tmp_path / last, "ready-1"), f"task {last}, queued again", 180)
+    fields = Job(cluster, int(other), tmp_path).fields()
+    assert (fields["JobState"], fields["Restarts"]) == ("RUNNING", "0"), fields
+    assert steps(tmp_path / last, 0)
+    cluster.run("scancel", str(job.number))
+    cluster.await_idle()
+    assert not steps(tmp_path / task, 1)
+    row.seen = "the task was queued again once; the other one still ran"
+
+
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_cancelled_job_is_not_queued_again(
     cluster: Cluster, tmp_path: Path, row: Row, front_end: str
@@ -93,6 +124,24 @@ def test_a_cancelled_job_is_not_queued_again(
     ((step,), fields) = steps(tmp_path, 0), job.fields()
     assert (fields["JobState"], fields["Restarts"]) == ("CANCELLED", "0"), job.output()
     row.seen = f"saved step {step} on both nodes; state CANCELLED, not queued again"
+
+
+@pytest.mark.timeout(240)
+def test_a_job_at_its_time_limit_is_queued_again(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    """By Slurm's SIGTERM alone. Slurm calls it COMPLETING, as it does one that is cancelled."""
+    line = command("python -m rlaunch", requeue=1, log_dir="log/$SLURM_RESTART_COUNT")
+    row.begin(
+        "the time limit of a job that calls `should_stop`, without a notice before",
+        f"sbatch --time=1 ...\nsrun {line}",
+        "all ranks stop at one step, and the job is queued again",
+    )
+    write(tmp_path, TRAINS)
+    job = cluster.submit(BATCH.format(command=line), "--time=1", folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready-1"), f"the job that was queued again: {job.output()}", 200)
+    (step,) = steps(tmp_path, 0)
+    cluster.run("scancel", str(job.number))
+    job.await_end()
+    row.seen = f"saved step {step} on both nodes, queued again"
 
 
 # Notes what the launcher reads, too.

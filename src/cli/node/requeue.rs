@@ -5,17 +5,17 @@ use crate::run::prepare::pre_hook::{self, HookResult};
 use crate::spec::options::EnvVars;
 use std::time::Duration;
 
-/// How long scontrol may take. The launcher process waits for this one until 10 s after the grace period, and ranks that stop by agreement
-/// have ended before it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long scontrol may take for an answer, of two. The launcher process waits for this one until 10 s after the grace period, and ranks
+/// that stop by agreement have ended before it.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What follows a preempted job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Requeue {
     /// Nothing: this launcher is not to ask.
     No,
-    /// Slurm is asked to queue the job of this number again.
-    Ask(u64),
+    /// Slurm is asked to queue this job again: `17`, or `17_3` for one task of an array.
+    Ask(String),
     /// The job was queued again as often as it may.
     UsedUp(u32),
     /// This is no job of Slurm.
@@ -32,8 +32,37 @@ fn decide(most: u32, leads: Option<bool>, vars: &EnvVars) -> Requeue {
         None => Requeue::NoJob,
         Some(_) if !leads.unwrap_or_else(|| number("SLURM_PROCID").unwrap_or(0) == 0) => Requeue::No,
         Some(_) if made >= u64::from(most) => Requeue::UsedUp(most),
-        Some(job) => Requeue::Ask(job),
+        // The last task of an array has the array's number as its job's, by which Slurm would queue all tasks again.
+        Some(job) => Requeue::Ask(match (number("SLURM_ARRAY_JOB_ID"), number("SLURM_ARRAY_TASK_ID")) {
+            (Some(array), Some(task)) => format!("{array}_{task}"),
+            _ => job.to_string(),
+        }),
     }
+}
+
+/// Whether a job is being cancelled, by what `scontrol --oneliner show job` prints of it. Slurm 22.05 calls each job that it ends
+/// COMPLETING, so a time limit is told apart by the time.
+fn is_cancelled(text: &str) -> bool {
+    let field = |name: &str| text.split_whitespace().find_map(|word| word.strip_prefix(name));
+    let is_at_limit = match (field("RunTime=").and_then(seconds), field("TimeLimit=").and_then(seconds)) {
+        (Some(run), Some(limit)) => run >= limit,
+        _ => false,
+    };
+    match field("JobState=") {
+        Some("CANCELLED") => true,
+        Some("COMPLETING") => !is_at_limit,
+        _ => false,
+    }
+}
+
+/// Seconds of a time such as `1-00:30:00`.
+fn seconds(text: &str) -> Option<u64> {
+    let (days, clock) = text.split_once('-').unwrap_or(("0", text));
+    let mut sum = 0_u64;
+    for part in clock.split(':') {
+        sum = sum.checked_mul(60)?.checked_add(part.parse().ok()?)?;
+    }
+    days.parse::<u64>().ok()?.checked_mul(24 * 3600)?.checked_add(sum)
 }
 
 /// Asks Slurm, if this launcher is to. Slurm ends the job then, so this comes last. `most`: how many times it may; `leads`: whether this
@@ -50,7 +79,14 @@ pub fn after_preemption(most: u32, leads: Option<bool>) {
         }
         Requeue::NoJob => return print_notice("--requeue has no effect: this is no job of Slurm (SLURM_JOB_ID)"),
     };
-    let why = match pre_hook::run(&format!("exec scontrol requeue {job}"), &[], PATIENCE, &mut || true) {
+    let run = |command: &str| pre_hook::run(&format!("exec {command}"), &[], PATIENCE, &mut || true);
+    // Slurm would queue it again though its user has ended it.
+    if let Ok(HookResult::Succeeded(text)) = run(&format!("scontrol --oneliner show job {job}"))
+        && is_cancelled(&text)
+    {
+        return print_notice(&format!("job {job} is not queued again: it is being cancelled"));
+    }
+    let why = match run(&format!("scontrol requeue {job}")) {
         Ok(HookResult::Succeeded(_)) => return print_notice(&format!("Slurm queues job {job} again")),
         Ok(HookResult::Failed(why)) => why,
         Ok(HookResult::TimedOut | HookResult::Stopped) => format!("no answer within {} s", PATIENCE.as_secs()),
@@ -64,6 +100,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_job_that_its_user_has_cancelled_is_known() {
+        let of = |state: &str, run: &str, limit: &str| {
+            format!(
+                "JobId=17 JobName=job.sh UserId=root(0) JobState={state} Requeue=1 RunTime={run} TimeLimit={limit} EndTime=x"
+            )
+        };
+        for (state, run, limit, expected) in [
+            ("RUNNING", "00:00:10", "00:01:00", false),
+            ("COMPLETING", "00:00:10", "00:01:00", true),
+            ("COMPLETING", "00:01:02", "00:01:00", false),
+            ("COMPLETING", "1-00:00:00", "1-00:30:00", true),
+            ("COMPLETING", "1-00:30:10", "1-00:30:00", false),
+            ("COMPLETING", "00:00:10", "UNLIMITED", true),
+            ("COMPLETING", "00:00:10", "Partition_Limit", true),
+            ("CANCELLED", "00:02:00", "00:01:00", true),
+            ("TIMEOUT", "00:01:00", "00:01:00", false),
+            ("PREEMPTED", "00:00:10", "00:01:00", false),
+        ] {
+            assert_eq!(is_cancelled(&of(state, run, limit)), expected, "{state} {run} {limit}");
+        }
+        for odd in ["", "JobState=", "JobState=COMPLETINGX", "slurm_load_jobs error"] {
+            assert!(!is_cancelled(odd), "{odd}");
+        }
+        assert_eq!((seconds("9999999999999999999-00:00:00"), seconds("9999999999999999999:00")), (None, None));
+    }
+
+    #[test]
     fn task_0_of_a_slurm_job_asks_until_the_limit() {
         let of = |vars: &[(&str, &str)]| vars.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
         let decide_as = |most, leads, vars: &[(&str, &str)]| decide(most, leads, &of(vars));
@@ -71,12 +134,14 @@ mod tests {
         let job = ("SLURM_JOB_ID", "17");
         assert_eq!(decide(0, &[job]), Requeue::No);
         assert_eq!(decide(2, &[]), Requeue::NoJob);
-        assert_eq!(decide(2, &[job]), Requeue::Ask(17));
+        assert_eq!(decide(2, &[job]), Requeue::Ask("17".into()));
         assert_eq!(decide(2, &[job, ("SLURM_PROCID", "1")]), Requeue::No);
-        assert_eq!(decide(2, &[job, ("SLURM_RESTART_COUNT", "1"), ("SLURM_PROCID", "0")]), Requeue::Ask(17));
+        assert_eq!(decide(2, &[job, ("SLURM_RESTART_COUNT", "1"), ("SLURM_PROCID", "0")]), Requeue::Ask("17".into()));
         assert_eq!(decide(2, &[job, ("SLURM_RESTART_COUNT", "2")]), Requeue::UsedUp(2));
+        let array = [job, ("SLURM_ARRAY_JOB_ID", "17"), ("SLURM_ARRAY_TASK_ID", "3")];
+        assert_eq!(decide(2, &array), Requeue::Ask("17_3".into()));
         // The launcher of task 0 may have been a spare, or be lost.
-        assert_eq!(decide_as(2, Some(true), &[job, ("SLURM_PROCID", "1")]), Requeue::Ask(17));
+        assert_eq!(decide_as(2, Some(true), &[job, ("SLURM_PROCID", "1")]), Requeue::Ask("17".into()));
         assert_eq!(decide_as(2, Some(false), &[job, ("SLURM_PROCID", "0")]), Requeue::No);
     }
 }
