@@ -41,7 +41,7 @@ fn decide(most: u32, leads: Option<bool>, vars: &EnvVars) -> Requeue {
 }
 
 /// Whether a job is being cancelled, by what `scontrol --oneliner show job` prints of it. Slurm 22.05 calls each job that it ends
-/// COMPLETING, so a time limit is told apart by the time.
+/// COMPLETING, so the time distinguishes a time limit.
 fn is_cancelled(text: &str) -> bool {
     let field = |name: &str| text.split_whitespace().find_map(|word| word.strip_prefix(name));
     let is_at_limit = match (field("RunTime=").and_then(seconds), field("TimeLimit=").and_then(seconds)) {
