@@ -32,6 +32,12 @@ SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
 MPIRUN = "mpirun --map-by ppr:1:node --bind-to none"
 MPIRUN_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MUNGE_SOCKET = "/run/munge.socket"
+# A job of `urgent` preempts those of the others, as their names say.
+PARTITIONS = {
+    "cancelled": "Default=YES PriorityTier=1 PreemptMode=CANCEL",
+    "requeued": "PriorityTier=1 PreemptMode=REQUEUE",
+    "urgent": "PriorityTier=2 PreemptMode=OFF",
+}
 # Of one job after another, which are started by these seconds: long enough for any.
 JOB_LIMIT = 100.0
 
@@ -83,12 +89,16 @@ def configuration(folder: Path, names: list[str]) -> str:
         "SlurmdParameters": "config_overrides",
         "SchedulerParameters": "sched_min_interval=0,sched_interval=1,bf_interval=1",
         "KillWait": KILL_WAIT,
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
         "ReturnToService": 2,
     }
     text = "".join(f"{name}={value}\n" for name, value in lines.items())
     for number, name in enumerate(nodes, 1):
         text += f"NodeName={name} NodeAddr={address(number)} CPUs={CPUS} RealMemory=100000 Gres=gpu:{GPUS}\n"
-    return text + "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
+    for name, options in PARTITIONS.items():
+        text += f"PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP {options}\n"
+    return text
 
 
 def address(number: int) -> str:

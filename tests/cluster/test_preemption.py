@@ -144,6 +144,33 @@ def test_a_job_at_its_time_limit_is_queued_again(cluster: Cluster, tmp_path: Pat
     row.seen = f"saved step {step} on both nodes, queued again"
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("partition", ["cancelled", "requeued"])
+def test_a_job_that_slurm_preempts_is_queued_again_once(
+    cluster: Cluster, tmp_path: Path, row: Row, partition: str
+) -> None:
+    line = command("python -m rlaunch", requeue=2, log_dir="log/$SLURM_RESTART_COUNT")
+    mode = {"cancelled": "CANCEL", "requeued": "REQUEUE"}[partition]
+    row.begin(
+        f"an urgent job takes the nodes, PreemptMode={mode}; the ranks call `should_stop`",
+        f"srun {line}",
+        "all ranks stop at one step, and the job is queued again once",
+    )
+    write(tmp_path, TRAINS)
+    job = cluster.submit(BATCH.format(command=line), f"--partition={partition}", folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready-0"), "ranks")
+    urgent = tmp_path / "urgent"
+    urgent.mkdir()
+    options = ("--partition=urgent", "--nodes=3", "--exclusive")
+    cluster.submit("#!/bin/bash\ntouch ran\n", *options, folder=urgent)
+    until(lambda: is_whole(tmp_path, "ready-1"), f"the job that was queued again: {job.output()}", 180)
+    ((step,), fields) = steps(tmp_path, 0), job.fields()
+    assert (fields["Restarts"], (urgent / "ran").exists()) == ("1", True), job.output()
+    cluster.run("scancel", str(job.number))
+    job.await_end()
+    row.seen = f"saved step {step} on both nodes, queued again once"
+
+
 # Notes what the launcher reads, too.
 NOTES = 'tell("kill-wait", os.environ.get("RLAUNCH_SLURM_KILL_WAIT"))'
 TIME_LIMIT = TRAINS.replace("while not rlaunch", f"{NOTES}\nwhile not rlaunch")

@@ -307,7 +307,7 @@ def _describe_at_quit(item: pytest.Item) -> str:
     if capture is not None:
         capture.suspend_global_capture()
     run = item.stash.get(_run, None)
-    if run is None:
+    if run is None or run.is_closed():
         return f"{item.nodeid} was interrupted; it has no ranks"
     run.collect_interrupted_stacks()
     return outcome.format_interrupt(item, run)

@@ -5,9 +5,11 @@ use crate::run::prepare::pre_hook::{self, HookResult};
 use crate::spec::options::EnvVars;
 use std::time::Duration;
 
-/// How long scontrol may take for an answer, of two. The launcher process waits for this one until 10 s after the grace period, and ranks
-/// that stop by agreement have ended before it.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long scontrol may take to show the job, and to requeue it. The launcher process waits for this one until 10 s after the grace
+/// period, and ranks that stop by agreement have ended before it.
+const SHOW: Duration = Duration::from_secs(3);
+/// See `SHOW`.
+const REQUEUE: Duration = Duration::from_secs(7);
 
 /// What follows a preempted job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,23 +42,24 @@ fn decide(most: u32, leads: Option<bool>, vars: &EnvVars) -> Requeue {
     }
 }
 
-/// Whether a job is being cancelled, by what `scontrol --oneliner show job` prints of it. Slurm 22.05 calls each job that it ends
-/// COMPLETING, so the time distinguishes a time limit.
+/// Whether a job is being cancelled, by the output of `scontrol --oneliner show job`. Slurm 22.05 calls each job that it ends
+/// COMPLETING; the times distinguish the time limit and a preemption.
 fn is_cancelled(text: &str) -> bool {
     let field = |name: &str| text.split_whitespace().find_map(|word| word.strip_prefix(name));
-    let is_at_limit = match (field("RunTime=").and_then(seconds), field("TimeLimit=").and_then(seconds)) {
+    let is_at_limit = match (field("RunTime=").and_then(read_seconds), field("TimeLimit=").and_then(read_seconds)) {
         (Some(run), Some(limit)) => run >= limit,
         _ => false,
     };
+    let is_preempted = field("PreemptTime=").is_some_and(|at| at != "None");
     match field("JobState=") {
         Some("CANCELLED") => true,
-        Some("COMPLETING") => !is_at_limit,
+        Some("COMPLETING") => !is_at_limit && !is_preempted,
         _ => false,
     }
 }
 
-/// Seconds of a time such as `1-00:30:00`.
-fn seconds(text: &str) -> Option<u64> {
+/// Reads a time such as `1-00:30:00`.
+fn read_seconds(text: &str) -> Option<u64> {
     let (days, clock) = text.split_once('-').unwrap_or(("0", text));
     let mut sum = 0_u64;
     for part in clock.split(':') {
@@ -79,20 +82,29 @@ pub fn after_preemption(most: u32, leads: Option<bool>) {
         }
         Requeue::NoJob => return print_notice("--requeue has no effect: this is no job of Slurm (SLURM_JOB_ID)"),
     };
-    let run = |command: &str| pre_hook::run(&format!("exec {command}"), &[], PATIENCE, &mut || true);
     // Slurm would queue it again though its user has ended it.
-    if let Ok(HookResult::Succeeded(text)) = run(&format!("scontrol --oneliner show job {job}"))
-        && is_cancelled(&text)
-    {
-        return print_notice(&format!("job {job} is not queued again: it is being cancelled"));
+    match scontrol(&format!("--oneliner show job {job}"), SHOW) {
+        Ok(text) if is_cancelled(&text) => {
+            return print_notice(&format!("job {job} is not queued again: it is being cancelled"));
+        }
+        Ok(_) => {}
+        Err(why) => print_notice(&format!("whether job {job} is cancelled is unknown: {why}")),
     }
-    let why = match run(&format!("scontrol requeue {job}")) {
-        Ok(HookResult::Succeeded(_)) => return print_notice(&format!("Slurm queues job {job} again")),
+    match scontrol(&format!("requeue {job}"), REQUEUE) {
+        Ok(_) => print_notice(&format!("Slurm queues job {job} again")),
+        Err(why) => print_notice(&format!("job {job} is not queued again: {why}")),
+    }
+}
+
+/// Runs scontrol, for this time at most. Returns its output, or why it failed.
+fn scontrol(arguments: &str, limit: Duration) -> Result<String, String> {
+    let why = match pre_hook::run(&format!("exec scontrol {arguments}"), &[], limit, &mut || true) {
+        Ok(HookResult::Succeeded(text)) => return Ok(text),
         Ok(HookResult::Failed(why)) => why,
-        Ok(HookResult::TimedOut | HookResult::Stopped) => format!("no answer within {} s", PATIENCE.as_secs()),
+        Ok(HookResult::TimedOut | HookResult::Stopped) => format!("no answer within {} s", limit.as_secs()),
         Err(error) => error.to_string(),
     };
-    print_notice(&format!("job {job} is not queued again: `scontrol requeue {job}` failed: {why}"));
+    Err(format!("`scontrol {arguments}` failed: {why}"))
 }
 
 #[cfg(test)]
@@ -116,14 +128,18 @@ mod tests {
             ("COMPLETING", "00:00:10", "Partition_Limit", true),
             ("CANCELLED", "00:02:00", "00:01:00", true),
             ("TIMEOUT", "00:01:00", "00:01:00", false),
-            ("PREEMPTED", "00:00:10", "00:01:00", false),
         ] {
             assert_eq!(is_cancelled(&of(state, run, limit)), expected, "{state} {run} {limit}");
         }
+        let by_user = of("COMPLETING", "00:00:10", "00:01:00");
+        assert!(is_cancelled(&format!("{by_user} PreemptEligibleTime=2026-11-27T20:13:48 PreemptTime=None")));
+        assert!(!is_cancelled(&format!("{by_user} PreemptTime=2026-11-27T20:13:58")));
         for odd in ["", "JobState=", "JobState=COMPLETINGX", "slurm_load_jobs error"] {
             assert!(!is_cancelled(odd), "{odd}");
         }
-        assert_eq!((seconds("9999999999999999999-00:00:00"), seconds("9999999999999999999:00")), (None, None));
+        for odd in ["9999999999999999999-00:00:00", "9999999999999999999:00", "", "x"] {
+            assert_eq!(read_seconds(odd), None, "{odd}");
+        }
     }
 
     #[test]

@@ -104,7 +104,8 @@ impl MessageStore {
     /// A sender that dies between taking a number and writing its message leaves a gap, at which receivers would wait for ever. Each
     /// later sender looks for such gaps among the last numbers, because the next one may die as well.
     fn fill_gaps(&self, client: &mut StoreClient, (family, number): (&str, i64)) -> io::Result<()> {
-        let before: Vec<Vec<u8>> = ((number - LOOKED_AT).max(1)..number).map(|at| self.key(family, at)).collect();
+        let before: Vec<Vec<u8>> =
+            (number.saturating_sub(LOOKED_AT).max(1)..number).map(|at| self.key(family, at)).collect();
         if before.is_empty() {
             return Ok(());
         }

@@ -102,7 +102,8 @@ mod tests {
         let message = StopMessage::new(2, (Duration::ZERO, None), StopDocument::default());
         let other = StopMessage { version: CONTROL_VERSION + 1, ..message };
         assert_eq!(StopMessage::decode(&other.encode()), Err(NoStopMessage::OtherVersion));
-        for text in ["", "7", r#"{"round":2}"#, r#"{"version":1,"round":2,"grace_millis":7}"#] {
+        let of_this_version = format!(r#"{{"version":{CONTROL_VERSION},"round":2,"grace_millis":7}}"#);
+        for text in ["", "7", r#"{"round":2}"#, &of_this_version] {
             assert_eq!(StopMessage::decode(text), Err(NoStopMessage::Unreadable), "{text}");
         }
     }

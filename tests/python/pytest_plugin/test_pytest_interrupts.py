@@ -29,13 +29,17 @@ WAITS = """
     """
 
 
-@pytest.fixture
+@pytest.fixture(params=['preload="json"'])
 def waiting(
-    start_session: StartSession, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    start_session: StartSession,
+    tmp_path: Path,
+    mark: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> TerminalSession:
-    """A session whose ranks wait."""
+    """A session whose ranks wait. The parameter says how they are started."""
     monkeypatch.setenv("RLAUNCH_TEST_MARK", mark)
-    session = start_session(WAITS)
+    session = start_session(WAITS.replace('preload="json"', request.param))
     for rank in range(3):
         until((tmp_path / f"ready.{rank}").exists, f"rank {rank} to wait", 60)
     return session
@@ -131,6 +135,7 @@ def test_an_interrupt_between_two_phases_of_pytest_shows_the_stacks(
     assert session.wait() == (pytest.ExitCode.INTERRUPTED if by == signal.SIGINT else -by)
 
 
+@pytest.mark.parametrize("waiting", ['preload="json"', 'start_method="fork"'], indirect=True)
 @pytest.mark.parametrize("is_typed", [True, False])
 def test_sigquit_shows_the_stacks_and_ends_pytest_as_without_ranks(
     is_typed: bool, waiting: TerminalSession, mark: str

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# The handler that is set, if one is.
+_handler: Callable[..., None] | None = None
+
 
 @contextlib.contextmanager
 def stacks_at_quit(describe: Callable[[], str]) -> Iterator[None]:
@@ -30,13 +33,25 @@ def stacks_at_quit(describe: Callable[[], str]) -> Iterator[None]:
             signal.signal(signal.SIGQUIT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGQUIT)
 
+    global _handler
+    _handler = end
     signal.signal(signal.SIGQUIT, end)
     try:
         yield
     finally:
-        # The test may have set another one.
-        if signal.getsignal(signal.SIGQUIT) is end:
-            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+        _remove_handler()
+
+
+def _remove_handler() -> None:
+    global _handler
+    # The test may have set another one.
+    if _handler is not None and signal.getsignal(signal.SIGQUIT) is _handler:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    _handler = None
+
+
+# A forked rank writes stacks of its own, and other children have none to show.
+os.register_at_fork(after_in_child=_remove_handler)
 
 
 def _has_default_action() -> bool:

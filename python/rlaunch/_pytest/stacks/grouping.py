@@ -141,8 +141,16 @@ def format_ranks(ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(texts)}"
 
 
+def _cut_start(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Returns the frames of the rank itself: a forked one also has those of its parent."""
+    for at, frame in enumerate(frames):
+        if frame.function == "run_rank" and frame.file.endswith("/rlaunch/_spawn/worker.py"):
+            return frames[:at]
+    return frames
+
+
 def _format_frames(frames: tuple[Frame, ...], outer: tuple[str, ...], inner: str) -> str:
-    shown = list(frames)
+    shown = list(_cut_start(frames))
     while len(shown) > 1 and inner in shown[0].file and inner in shown[1].file:
         del shown[0]
     runner = [any(part in frame.file for part in outer) for frame in shown]
