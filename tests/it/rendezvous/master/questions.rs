@@ -30,6 +30,9 @@ fn answered(number: u64, node: &str, text: &str) -> QuestionEvent {
     QuestionEvent::Answered { number, node: node.into(), text: text.into() }
 }
 
+/// The lease of nodes that read nothing for a while, or much, on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
 #[test]
 fn each_node_asks_all_others() {
     for key in [None, Some("secret")] {
@@ -120,10 +123,10 @@ fn nodes_of_an_earlier_release_are_not_asked() {
 
 #[test]
 fn a_node_that_is_flooded_with_answers_keeps_its_link() {
-    let (_server, port) = started(config(None, LEASE));
+    let (_server, port) = started(config(None, LONG));
     let mut slow = Bare::new(port, None);
     slow.hello("b", "job", 2);
-    let mut a = Node::new(to(port, None, LEASE), "a", 2);
+    let mut a = Node::new(to(port, None, LONG), "a", 2);
     until(&mut [&mut a], "both run", |nodes| nodes[0].runs());
     // It reads nothing while more arrives for it than may wait.
     let mut flood = Bare::new(port, None);
@@ -153,7 +156,7 @@ fn a_node_that_is_flooded_with_answers_keeps_its_link() {
 
 #[test]
 fn a_node_that_asks_without_end_is_not_passed_on() {
-    let (_server, port) = started(config(None, LEASE));
+    let (_server, port) = started(config(None, LONG));
     let (mut flood, mut hears, mut another) = (Bare::new(port, None), Bare::new(port, None), Bare::new(port, None));
     flood.hello("c", "job", 2);
     hears.hello("b", "job", 2);
