@@ -100,7 +100,7 @@ def test_ctrl_c_while_the_ranks_import_the_test_file(start_session: StartSession
 
 
 BETWEEN = """
-    import os, signal
+    import os, time
     import pytest
 
     if "RANK" not in os.environ:
@@ -108,6 +108,8 @@ BETWEEN = """
             @pytest.hookimpl(tryfirst=True)
             def pytest_runtest_logreport(self, report):
                 if report.when == "setup":
+                    while not os.path.exists("waits"):
+                        time.sleep(0.01)
                     os.kill(os.getpid(), int(os.environ["BY"]))
 
         @pytest.fixture(scope="session", autouse=True)
@@ -116,9 +118,9 @@ BETWEEN = """
 
     @pytest.mark.ranks(2, shared=["between"], start_method="fork")
     def test_waits(rank):
-        rank.barrier()
         if rank.rank == 1:
-            import time; time.sleep(600)
+            open("waits", "w").close() or time.sleep(600)
+        rank.barrier()
     """
 
 

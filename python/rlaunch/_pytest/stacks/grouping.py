@@ -150,7 +150,8 @@ def _cut_start(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def _format_frames(frames: tuple[Frame, ...], outer: tuple[str, ...], inner: str) -> str:
-    shown = list(_cut_start(frames))
+    frames = _cut_start(frames)
+    shown = list(frames)
     while len(shown) > 1 and inner in shown[0].file and inner in shown[1].file:
         del shown[0]
     runner = [any(part in frame.file for part in outer) for frame in shown]
