@@ -1,22 +1,16 @@
 //! Messages between the nodes of a static rendezvous, where senders die and connections break.
 
 use crate::rendezvous::cable::Cable;
+use crate::rendezvous::within;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rlaunch::net::listen;
 use rlaunch::rendezvous::questions::{QuestionEvent, QuestionMessage};
 use rlaunch::rendezvous::torch_static::{StaticPeers, codec};
 use rlaunch::rendezvous::torch_store::StoreLimits;
 use rlaunch::rendezvous::torch_store::client::{StoreClient, wire_key};
-use rlaunch::sys::clock;
-use std::io;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-fn within(time: Duration) -> impl FnMut() -> io::Result<Duration> {
-    let end = clock::now() + time;
-    move || Ok(end.saturating_sub(clock::now()))
-}
 
 /// Node 0, and node 1 on a cable.
 struct Nodes {

@@ -1,5 +1,6 @@
 //! The server and the client over real sockets.
 
+use crate::rendezvous::within;
 use crossbeam_channel::unbounded;
 use nix::sys::eventfd::EventFd;
 use rlaunch::net::listen;
@@ -7,7 +8,6 @@ use rlaunch::rendezvous::torch_store::client::{StoreClient, wire_key};
 use rlaunch::rendezvous::torch_store::frame::{StoreRequest, greeting};
 use rlaunch::rendezvous::torch_store::{StoreEvent, StoreWatch};
 use rlaunch::rendezvous::torch_store::{StoreLimits, StoreServer};
-use rlaunch::sys::clock;
 use rlaunch::sys::io::ports::PortLease;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
@@ -16,12 +16,6 @@ use std::thread;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Time that passes.
-fn within(time: Duration) -> impl FnMut() -> io::Result<Duration> {
-    let end = clock::now() + time;
-    move || Ok(end.saturating_sub(clock::now()))
-}
 
 fn served() -> (StoreServer, u16) {
     let listeners = listen::loopback(0).unwrap();
