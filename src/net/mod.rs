@@ -6,3 +6,4 @@ pub mod server;
 pub mod tcp;
 pub mod thread;
 pub mod traffic;
+pub mod unix;

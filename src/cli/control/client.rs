@@ -1,22 +1,32 @@
 //! A connection to the control socket of a launcher.
 
 use super::error::ControlError;
+use crate::net::deadline::{self, TimeLeft};
+use crate::net::unix;
 use crate::report::job_status::JobStatus;
 use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine, UNKNOWN_REQUEST};
 use crate::run::control::node_answer::{NodeAnswer, NodeQuestion, SAMPLE};
 use crate::run::control::rank_facts::RankFacts;
+use crate::run::control::runtime_folder::FoundSocket;
 use crate::run::gpu_reader::GpuReader;
 use crate::run::output::log_files;
 use crate::sys::clock;
 use crate::sys::process::pidfd;
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use crate::sys::process::procfs::stat::ProcStat;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a launcher may take for an answer. It reads stacks within 30 s.
 const PATIENCE: Duration = Duration::from_secs(40);
+
+/// How long a launcher may have no room for a connection: its queue is full, as when it has been stopped for long.
+const FULL: Duration = Duration::from_millis(500);
+/// How long to wait for the end of a launcher that has not answered, before it is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// How often `status --watch`, `logs --follow` and `top` ask again.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
@@ -27,7 +37,9 @@ const OLDER: &str = "its launcher is of an earlier version of rlaunch, which can
 /// A launcher, by its socket. Each request has a connection of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
-    path: PathBuf,
+    socket: FoundSocket,
+    /// The process that listens, once it has been connected to and if it is visible.
+    server: Option<Arc<OwnedFd>>,
     gpus: GpuReader,
 }
 
@@ -42,8 +54,8 @@ pub(super) struct Answers {
 }
 
 impl Client {
-    pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), gpus: GpuReader::default() }
+    pub fn new(socket: &FoundSocket) -> Self {
+        Self { socket: socket.clone(), server: None, gpus: GpuReader::default() }
     }
 
     /// Sends a request and returns the answer.
@@ -53,7 +65,7 @@ impl Client {
 
     /// The same with this patience.
     pub fn ask_within(&mut self, request: ControlRequest, patience: Duration) -> Result<ControlAnswer, ControlError> {
-        match serde_json::from_slice(&self.exchange(request, patience)?) {
+        match serde_json::from_slice(&self.exchange(&request, patience)?) {
             Ok(ControlAnswer::Error { message }) if message.starts_with(UNKNOWN_REQUEST) => {
                 Err(ControlError::EarlierVersion)
             }
@@ -108,23 +120,52 @@ impl Client {
         pidfd::await_any(&launcher, limit);
     }
 
-    fn exchange(&self, request: ControlRequest, patience: Duration) -> Result<Vec<u8>, ControlError> {
-        let is_gone = |error: &io::Error| {
-            use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
-            matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | NotFound)
-        };
-        let failed =
-            |error: io::Error| if is_gone(&error) { ControlError::Gone } else { ControlError::NoAnswer(error) };
-        let mut socket = UnixStream::connect(&self.path).map_err(failed)?;
-        socket
-            .set_read_timeout(Some(patience))
-            .and_then(|()| socket.set_write_timeout(Some(patience)))
-            .map_err(failed)?;
-        socket.write_all(&RequestLine::encode(request)).map_err(failed)?;
-        let mut line = Vec::new();
-        BufReader::new(socket).read_until(b'\n', &mut line).map_err(failed)?;
-        // The launcher has ended before its answer.
-        if line.is_empty() { Err(ControlError::Gone) } else { Ok(line) }
+    /// Sends a request and returns the line of the answer, all within this time.
+    fn exchange(&mut self, request: &ControlRequest, patience: Duration) -> Result<Vec<u8>, ControlError> {
+        let left = &mut deadline::until(clock::now, clock::now() + patience);
+        loop {
+            let error = match self.try_exchange(request, left) {
+                Ok(line) => return Ok(line),
+                Err(error) => error,
+            };
+            use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
+            let may_be_gone =
+                matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | NotFound | UnexpectedEof);
+            let was_heard = !matches!(error.kind(), ConnectionRefused | NotFound);
+            let time_left = left().unwrap_or_default();
+            if may_be_gone && self.has_ended(time_left.min(AGAIN)) {
+                return Err(ControlError::Gone);
+            }
+            // It runs: it ends soon, its socket's file was removed, or it had no room for this connection.
+            if !may_be_gone || time_left.is_zero() || was_heard && !request.may_be_repeated() {
+                return Err(ControlError::NoAnswer(error));
+            }
+            self.socket = self.socket.find_again().unwrap_or_else(|| self.socket.clone());
+        }
+    }
+
+    fn try_exchange(&mut self, request: &ControlRequest, left: TimeLeft<'_>) -> io::Result<Vec<u8>> {
+        let socket = unix::connect(&self.socket.path, &mut deadline::at_most(clock::now, FULL, left))?;
+        // The process that listens, with its number in this PID namespace or 0 (unix(7)).
+        let pid = getsockopt(&socket, PeerCredentials)?.pid();
+        if self.server.is_none() && pid > 0 {
+            self.server = pidfd::open(pid).ok().map(Arc::new);
+        }
+        if ProcStat::of(pid).is_some_and(|stat| stat.state == 'T') {
+            return Err(io::Error::other("its supervisor process is stopped by a signal"));
+        }
+        unix::write_all(&socket, &RequestLine::encode(request.clone()), left)?;
+        let line = unix::read_line(&socket, left)?;
+        let is_whole = line.last() == Some(&b'\n');
+        if is_whole { Ok(line) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    /// Whether the process that listens has ended, which is waited for up to this time. Where it is not visible, its socket tells.
+    fn has_ended(&self, patience: Duration) -> bool {
+        match &self.server {
+            Some(server) => pidfd::await_any(&[server.as_fd()], patience),
+            None => !self.socket.path.exists() || unix::is_abandoned(&self.socket.path),
+        }
     }
 }
 

@@ -7,34 +7,44 @@ use crate::model::Role;
 use crate::report::job_status::{JobStatus, RankStatus};
 use crate::report::wording::named;
 use crate::run::control::message::{ControlAnswer, ControlRequest};
-use crate::run::control::runtime_folder;
-use std::path::Path;
+use crate::run::control::runtime_folder::{self, FoundSocket};
 use std::time::Duration;
 
 /// How long a launcher may take to say which job it is. One that is stopped does not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// All jobs that answer. All launchers are asked at once; those that do not answer are named on stderr.
-pub(super) fn all() -> Result<Vec<(Client, JobStatus)>, ControlError> {
+/// The jobs of this user on this machine.
+pub(super) struct Found {
+    /// Those whose launchers answer.
+    pub jobs: Vec<(Client, JobStatus)>,
+    /// The process ids of launchers that do not.
+    pub silent: Vec<i32>,
+}
+
+/// Finds all jobs. All launchers are asked at once; those that do not answer are named on stderr.
+pub(super) fn all() -> Result<Found, ControlError> {
     let sockets = runtime_folder::sockets()?;
     let answers = std::thread::scope(|scope| {
-        let ask = |path: &Path| {
-            let mut client = Client::new(path);
+        let ask = |socket: &FoundSocket| {
+            let mut client = Client::new(socket);
             let answer = client.ask_within(ControlRequest::Status, PATIENCE);
             (client, answer)
         };
-        let asked: Vec<_> = sockets.iter().map(|path| scope.spawn(move || ask(path))).collect();
+        let asked: Vec<_> = sockets.iter().map(|socket| scope.spawn(move || ask(socket))).collect();
         asked.into_iter().filter_map(|thread| thread.join().ok()).collect::<Vec<_>>()
     });
-    let mut found = Vec::new();
-    for (path, (client, answer)) in sockets.iter().zip(answers) {
+    let mut found = Found { jobs: Vec::new(), silent: Vec::new() };
+    for (socket, (client, answer)) in sockets.iter().zip(answers) {
         match answer {
-            Ok(ControlAnswer::Status(status)) => found.push((client, status)),
+            Ok(ControlAnswer::Status(status)) => found.jobs.push((client, status)),
             Err(ControlError::Gone) => {}
-            Ok(_) | Err(_) => print_notice(&format!(
-                "the launcher behind {} does not answer; is it stopped, or of another version?",
-                path.display()
-            )),
+            Ok(_) | Err(_) => {
+                print_notice(&format!(
+                    "the launcher behind {} does not answer; is it stopped, or of another version?",
+                    socket.file.display()
+                ));
+                found.silent.extend(socket.launcher());
+            }
         }
     }
     Ok(found)
@@ -42,7 +52,7 @@ pub(super) fn all() -> Result<Vec<(Client, JobStatus)>, ControlError> {
 
 /// The job that the user means: by its launcher's process id, its id or its log folder; without a name, the only one.
 pub(super) fn find(job: Option<&str>) -> Result<(Client, JobStatus), ControlError> {
-    let mut jobs = all()?;
+    let mut jobs = all()?.jobs;
     if jobs.is_empty() {
         return Err(ControlError::NoJobs);
     }

@@ -29,6 +29,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use client::{Answers, INTERVAL};
 use error::ControlError;
+use find_jobs::Found;
 use serde_json::json;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -123,13 +124,14 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
 }
 
 fn list_jobs(json: bool) -> Result<(), ControlError> {
-    let jobs: Vec<JobStatus> = find_jobs::all()?.into_iter().map(|(_, status)| status).collect();
+    let Found { jobs, silent } = find_jobs::all()?;
+    let jobs: Vec<JobStatus> = jobs.into_iter().map(|(_, status)| status).collect();
     if json {
         print_json(&json!(jobs));
-    } else if jobs.is_empty() {
+    } else if jobs.is_empty() && silent.is_empty() {
         print_notice("no job of this user runs on this machine");
     } else {
-        print_output(&status_table::jobs(&jobs));
+        print_output(&status_table::jobs(&jobs, &silent));
     }
     Ok(())
 }

@@ -51,8 +51,8 @@ fn heading(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// One line a job.
-pub(super) fn jobs(jobs: &[JobStatus]) -> String {
+/// One line a job. `silent`: launchers that do not answer.
+pub(super) fn jobs(jobs: &[JobStatus], silent: &[i32]) -> String {
     let mut rows = vec![heading(&["PID", "JOB", "STATE", "SINCE", "RANKS", "COMMAND", "LOGS"])];
     rows.extend(jobs.iter().map(|job| {
         let alive = job.ranks.iter().filter(|rank| rank.is_alive()).count();
@@ -66,6 +66,8 @@ pub(super) fn jobs(jobs: &[JobStatus]) -> String {
             escape(&job.log_dir.display().to_string()),
         ]
     }));
+    let unknown = |pid: &i32| [&pid.to_string(), "-", "does not answer"].map(str::to_owned).to_vec();
+    rows.extend(silent.iter().map(unknown));
     columns(&rows)
 }
 

@@ -109,7 +109,7 @@ fn find_run(folder: &Path) -> Result<RunFolder, ReportError> {
 /// The state of the job, if a launcher of this user on this machine runs it.
 fn find_running(run: &RunFolder) -> Option<JobStatus> {
     let is_it = |status: &JobStatus| std::fs::canonicalize(&status.log_dir).is_ok_and(|folder| folder == run.logs);
-    find_jobs::all().ok()?.into_iter().map(|(_, status)| status).find(is_it)
+    find_jobs::all().ok()?.jobs.into_iter().map(|(_, status)| status).find(is_it)
 }
 
 /// The records, and what is wrong with them.

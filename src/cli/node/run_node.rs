@@ -40,7 +40,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::{info, warn};
+use tracing::warn;
 
 /// What the job lacks where processes cannot be looked up in /proc.
 const WITHOUT_PROCFS: &str = "a process that leaves the process group of its rank is not named, and outlives the job unless \
@@ -93,7 +93,7 @@ pub fn run_node(
             launch.status.describe((&launch.plan.job_id, host), id, (&launch.log_dir, shown_command(launch)));
             let control = ControlServer::start(launch, (&supervisor.launcher, id), signals);
             if let Err(error) = &control {
-                info!("no control socket, so `rlaunch status` does not find this job: {error}");
+                warn!("`rlaunch status` does not find this job, and other nodes cannot ask it: {error}");
             }
             let time_limit = slurm::time_limit();
             if let Err(error) = notice_watch::start(&launch.preempt, time_limit, &launch.preempt_link) {

@@ -24,6 +24,8 @@ pub(super) enum Accepted {
 
 pub(super) struct Acceptor {
     listeners: Vec<Listener>,
+    /// One that the service has added. It belongs to the table of descriptors of the server's thread.
+    added: Option<Listener>,
     /// The first listener's epoll token; the others follow.
     first_token: u64,
     paused_until: Option<Duration>,
@@ -35,7 +37,27 @@ impl Acceptor {
             listener.set_nonblocking()?;
             epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
         }
-        Ok(Self { listeners, first_token, paused_until: None })
+        Ok(Self { listeners, added: None, first_token, paused_until: None })
+    }
+
+    /// Accepts connections of this socket too, in place of the one that was added before.
+    pub(super) fn add(&mut self, listener: Listener, epoll: &Epoll) -> io::Result<()> {
+        listener.set_nonblocking()?;
+        let token = self.first_token + self.listeners.len() as u64;
+        // Closed first, which takes it out of the epoll set (epoll(7)).
+        self.added = None;
+        epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
+        self.added = Some(listener);
+        Ok(())
+    }
+
+    /// Closes the socket that was added.
+    pub(super) fn close_added(&mut self) {
+        self.added = None;
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Listener> {
+        self.listeners.iter().chain(&self.added)
     }
 
     pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
@@ -44,7 +66,7 @@ impl Acceptor {
 
     /// Accepts a connection of the listener with this token.
     pub(super) fn accept(&self, token: u64) -> Accepted {
-        let Some(listener) = self.listeners.get((token - self.first_token) as usize) else { return Accepted::Nothing };
+        let Some(listener) = self.all().nth((token - self.first_token) as usize) else { return Accepted::Nothing };
         match listener.accept() {
             Ok(socket) => Accepted::Socket(socket),
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
@@ -72,14 +94,14 @@ impl Acceptor {
     }
 
     fn listen_for(&self, epoll: &Epoll, events: EpollFlags) {
-        for (token, listener) in (self.first_token..).zip(&self.listeners) {
+        for (token, listener) in (self.first_token..).zip(self.all()) {
             let _ = epoll.modify(listener, &mut EpollEvent::new(events, token));
         }
     }
 
     /// Closes the connections that wait to be accepted.
     pub(super) fn reject_waiting(&self) -> io::Result<()> {
-        for listener in &self.listeners {
+        for listener in self.all() {
             // The kernel lets one more wait than its limit says.
             for _ in 0..=BACKLOG {
                 match listener.accept() {

@@ -24,6 +24,12 @@ pub trait ConnectionState {
     /// Whether the next request may be handled while `backlog` bytes wait to be sent. If not, nothing is read either.
     fn may_handle(&self, backlog: usize) -> bool;
 
+    /// Whether the client waits for an answer, while `backlog` bytes wait to be sent: then the connection is not closed to make room
+    /// for another one, nor because the client sends nothing more.
+    fn awaits_answer(&self, _backlog: usize) -> bool {
+        false
+    }
+
     /// Bytes that may wait to be sent. A connection with more of them is closed.
     fn max_backlog(&self) -> usize {
         usize::MAX
@@ -55,6 +61,8 @@ pub struct Connection<S: ConnectionState> {
     /// Requests may have arrived that wait until fewer bytes wait to be sent.
     pub(super) is_deferred: bool,
     pub(super) is_closing: bool,
+    /// The client sends nothing more.
+    has_ended_input: bool,
     is_reset: bool,
     pub(super) deadline: Duration,
 }
@@ -69,6 +77,7 @@ impl<S: ConnectionState> Connection<S> {
             interest: (true, false),
             is_deferred: false,
             is_closing: false,
+            has_ended_input: false,
             is_reset: false,
             deadline: Duration::MAX,
         }
@@ -107,7 +116,10 @@ impl<S: ConnectionState> Connection<S> {
     /// Reads once, and returns the number of bytes. `None`: no more will arrive.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
         match self.socket.read(buffer) {
-            Ok(0) => None,
+            Ok(0) => {
+                self.has_ended_input = true;
+                None
+            }
             Ok(count) => {
                 if !self.is_closing {
                     self.state.feed(&buffer[..count]);
@@ -117,6 +129,7 @@ impl<S: ConnectionState> Connection<S> {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Some(0),
             Err(error) => {
                 self.note_error(&error);
+                self.outbox.break_off();
                 None
             }
         }
@@ -149,12 +162,19 @@ impl<S: ConnectionState> Connection<S> {
 
     /// What it waits for: to read, to write. A deferred connection has another turn as soon as it can be written to.
     pub(super) fn wanted_interest(&self) -> (bool, bool) {
-        (!self.is_deferred, !self.outbox.is_empty() || self.is_deferred)
+        (!self.is_deferred && !self.has_ended_input, !self.outbox.is_empty() || self.is_deferred)
+    }
+
+    /// Whether the client waits for an answer that it can receive.
+    pub(super) fn awaits_answer(&self) -> bool {
+        !self.outbox.is_broken() && self.state.awaits_answer(self.outbox.backlog())
     }
 
     /// Whether it is to be closed: everything is sent, or far too much waits.
     pub(super) fn is_done(&self) -> bool {
-        self.is_closing && self.outbox.is_empty() || self.outbox.backlog() > self.state.max_backlog()
+        self.is_closing && self.outbox.is_empty()
+            || self.has_ended_input && !self.awaits_answer()
+            || self.outbox.backlog() > self.state.max_backlog()
     }
 
     /// Memory that is held for it alone, in bytes.

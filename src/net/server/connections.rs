@@ -3,7 +3,7 @@
 use super::acceptor::Acceptor;
 use super::connection::{Connection, ConnectionState};
 use super::memory_budget::MemoryBudget;
-use super::socket::Socket;
+use super::socket::{Listener, Socket};
 use crate::net::traffic::Traffic;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use std::collections::{BTreeSet, HashMap};
@@ -19,7 +19,8 @@ pub(super) const FIRST_CONNECTION: ConnectionId = 1 << 32;
 /// What a server holds at most.
 #[derive(Clone, Debug)]
 pub struct ServerLimits {
-    /// Connections. Above that, the oldest evictable one is closed; if none is evictable, new ones wait to be accepted.
+    /// Connections. Above that, the oldest evictable one whose client waits for no answer is closed; if there is none, new ones wait to
+    /// be accepted.
     pub connections: usize,
     /// Memory for what is received and sent. When it is used up, the connection that holds most of it is closed.
     pub budget: MemoryBudget,
@@ -94,13 +95,20 @@ impl<S: ConnectionState> Connections<S> {
         }
     }
 
+    /// Accepts connections of this socket too, in place of the one that was given before. To be called on the server's thread.
+    pub fn listen(&mut self, listener: impl Into<Listener>) -> io::Result<()> {
+        self.acceptor.add(listener.into(), &self.epoll)
+    }
+
     /// Closes all connections, also those that wait to be accepted. The service is not notified of them.
     pub fn close_all(&mut self) -> io::Result<()> {
         let all: Vec<ConnectionId> = self.by_id.keys().copied().collect();
         all.into_iter().for_each(|id| self.close(id));
         self.closed.clear();
         self.acceptor.resume(&self.epoll);
-        self.acceptor.reject_waiting()
+        let rejected = self.acceptor.reject_waiting();
+        self.acceptor.close_added();
+        rejected
     }
 
     /// Sends what the socket takes, counts the memory that the connection holds, and waits for what it waits for.
@@ -139,14 +147,19 @@ impl<S: ConnectionState> Connections<S> {
 
     /// Whether another connection can be accepted.
     pub(super) fn has_room(&self) -> bool {
-        !self.is_full() || !self.evictable.is_empty()
+        !self.is_full() || self.find_evictable().is_some()
     }
 
     /// Closes the oldest connection that may be closed to make room.
     pub(super) fn evict(&mut self) {
-        if let Some(oldest) = self.evictable.first().copied() {
+        if let Some(oldest) = self.find_evictable() {
             self.close(oldest);
         }
+    }
+
+    fn find_evictable(&self) -> Option<ConnectionId> {
+        let waits = |id: &ConnectionId| self.by_id.get(id).is_some_and(Connection::awaits_answer);
+        self.evictable.iter().copied().find(|id| !waits(id))
     }
 
     pub(super) fn add(&mut self, socket: Socket, state: S) -> io::Result<ConnectionId> {

@@ -1,7 +1,7 @@
 //! The event loop of a server: one thread, one epoll set. A slow, silent or half-open client delays no other.
 
 use super::acceptor::{Accepted, Acceptor};
-use super::connection::ConnectionState;
+use super::connection::{Connection, ConnectionState};
 use super::connections::{ConnectionId, Connections, FIRST_CONNECTION, ServerLimits};
 use super::service::{Handled, Service};
 use super::socket::Listener;
@@ -209,17 +209,18 @@ impl<S: Service> EventLoop<S> {
         } else if events.contains(EpollFlags::EPOLLOUT) {
             self.connections.traffic.add_sent(connection.write());
         }
-        let mut stays = true;
+        let mut has_ended = false;
         if !connection.is_deferred {
             match connection.read(&mut self.buffer) {
                 Some(count) => self.connections.traffic.add_received(count),
-                None => stays = false,
+                None => has_ended = true,
             }
         }
         // Requests that have arrived are handled, also if no more will.
-        stays &= self.handle(id);
+        let is_sound = self.handle(id);
         self.connections.flush(id);
-        if !stays {
+        let waits = self.connections.by_id.get(&id).is_some_and(Connection::awaits_answer);
+        if !is_sound || has_ended && !waits {
             self.connections.close(id);
         }
         self.flush();

@@ -60,6 +60,10 @@ impl<B: AsRef<[u8]>> Outbox<B> {
         self.chunks.is_empty()
     }
 
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
     /// Bytes that wait.
     pub(super) fn backlog(&self) -> usize {
         self.backlog

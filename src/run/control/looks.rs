@@ -4,8 +4,10 @@ use super::node_answer::{NodeAnswer, NodeQuestion};
 use crate::net::server::ConnectionId;
 use std::time::Duration;
 
-/// Clients and nodes that may wait for a look at the ranks.
-const MOST_AWAITED: usize = 256;
+/// Clients of this node that may wait for a look at the ranks. As many may wait for the one that runs.
+const MAX_CLIENTS: usize = 64;
+/// The same of other nodes.
+const MAX_NODES: usize = 128;
 /// How often stacks are read for other nodes alone: each time a process is started.
 const READS_APART: Duration = Duration::from_secs(2);
 
@@ -37,9 +39,9 @@ pub(super) struct Look {
 impl Look {
     /// Has a destination wait for the next look, unless too many wait for it.
     pub fn await_next(&mut self, destination: Destination) -> bool {
-        // Others leave room for the clients of this node.
-        let most = if destination.is_other_node() { MOST_AWAITED / 2 } else { MOST_AWAITED };
-        let has_room = self.next.len() < most;
+        let is_other_node = destination.is_other_node();
+        let most = if is_other_node { MAX_NODES } else { MAX_CLIENTS };
+        let has_room = self.next.iter().filter(|one| one.is_other_node() == is_other_node).count() < most;
         if has_room {
             self.next.push(destination);
         }
@@ -111,7 +113,7 @@ mod tests {
         assert_eq!(look.due(NodeQuestion::Stacks), Some(Duration::ZERO));
         look.begin(now);
         let heard = (0..1000).filter(|_| look.await_next(node())).count();
-        assert_eq!(heard, MOST_AWAITED / 2);
+        assert_eq!(heard, MAX_NODES);
         assert_eq!((look.due(NodeQuestion::Stacks), look.end().len()), (None, 1));
         assert_eq!(look.due(NodeQuestion::Status), Some(now));
         assert_eq!(look.due(NodeQuestion::Stacks), Some(now + READS_APART));

@@ -1,15 +1,47 @@
 //! The protocol of the control socket: one JSON object a line, a request and its answer.
 
 use super::node_answer::{NodeAnswer, NodeQuestion};
+use crate::net::server::ConnectionState;
 use crate::report::job_status::{CONTROL_VERSION, JobStatus};
 use crate::report::stacks::StackDump;
 use serde::{Deserialize, Serialize};
+
+/// Bytes that may wait to be sent to a client before its next request is read.
+const MOST_WAITING: usize = 1 << 20;
 
 /// The longest request in bytes, with the end of its line.
 pub const LONGEST_REQUEST: usize = 4096;
 
 /// How the answer begins to what is no request.
 pub const UNKNOWN_REQUEST: &str = "not a request of version";
+
+/// What has arrived from a client.
+#[derive(Default)]
+pub(super) struct ClientState {
+    pub received: Vec<u8>,
+    /// Answers that are not written yet.
+    pub owed: usize,
+}
+
+impl ConnectionState for ClientState {
+    type Shared = Vec<u8>;
+
+    fn feed(&mut self, bytes: &[u8]) {
+        self.received.extend(bytes);
+    }
+
+    fn held(&self) -> usize {
+        self.received.capacity()
+    }
+
+    fn may_handle(&self, backlog: usize) -> bool {
+        backlog < MOST_WAITING
+    }
+
+    fn awaits_answer(&self, backlog: usize) -> bool {
+        self.owed > 0 || backlog > 0
+    }
+}
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +68,13 @@ pub enum ControlRequest {
         /// The question.
         question: NodeQuestion,
     },
+}
+
+impl ControlRequest {
+    /// Whether it has no effect, so that it may be sent again if it is not known whether the launcher has received it.
+    pub fn may_be_repeated(&self) -> bool {
+        matches!(self, Self::Status | Self::Stacks | Self::Nodes { .. })
+    }
 }
 
 /// A request on the wire.

@@ -1,6 +1,6 @@
 //! The control socket's server: as long as the supervisor process runs.
 
-use super::runtime_folder::{self, NoControlSocket};
+use super::runtime_folder::{NoControlSocket, SocketFile};
 use super::service::{ControlCommand, ControlService, PreemptControl, StopSwitch};
 use crate::net::server::{CommandSender, EventLoop, MemoryBudget, ServerLimits, ServerThread};
 use crate::net::thread;
@@ -12,59 +12,58 @@ use crate::sys::{clock, random};
 use crossbeam_channel::bounded;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use thiserror::Error;
+use tracing::{info, warn};
 
-/// Clients at once.
-const CONNECTIONS: usize = 16;
+/// Clients at once: more than may wait for looks at the ranks and for other nodes.
+const CONNECTIONS: usize = 256;
 /// Bytes that all clients together may hold: a few answers with the stacks of a large node.
 const MEMORY: usize = 64 << 20;
 
 /// Questions and answers that may wait for the backend.
 const MESSAGES: usize = 64;
 
-/// Why a job has no control socket.
-#[derive(Debug, Error)]
-pub enum ControlUnavailable {
-    /// There is no place for it.
-    #[error(transparent)]
-    NoSocket(#[from] NoControlSocket),
-    /// The server could not be started.
-    #[error("its server cannot be started: {0}")]
-    NoServer(#[from] io::Error),
-}
-
 /// The server. Dropping it removes the socket.
 pub struct ControlServer {
-    path: PathBuf,
     commands: CommandSender<ControlCommand>,
     _thread: ServerThread<ControlService>,
 }
 
 impl ControlServer {
     /// Serves a launch. `launcher`: a pidfd of the launcher process; `pid`: its process id; `signals`: those that it handles.
-    pub fn start(
-        launch: &Launch<'_>,
-        (launcher, pid): (&OwnedFd, i32),
-        signals: &Signals,
-    ) -> Result<Self, ControlUnavailable> {
-        let launcher = fd::duplicate(launcher).map_err(io::Error::from)?;
+    pub fn start(launch: &Launch<'_>, (launcher, pid): (&OwnedFd, i32), signals: &Signals) -> io::Result<Self> {
+        let launcher = fd::duplicate(launcher)?;
         // Process ids repeat in other PID namespaces that have the same folder.
-        let (listener, path) = runtime_folder::listen(&format!("{pid}-{}", random::lowercase(6)))?;
+        let (file, listener) = match SocketFile::create(&format!("{pid}-{}", random::lowercase(6))) {
+            Ok((file, listener, left_alone)) => {
+                if let Some(folder) = left_alone {
+                    let (folder, path) = (folder.display(), file.path().display());
+                    warn!(
+                        "{folder} is no folder of this user alone, so it is left alone: the control socket is {path}"
+                    );
+                }
+                (Some(file), Some(listener))
+            }
+            // The other nodes of the job can still ask this one.
+            Err(error) => {
+                say_unavailable(&error);
+                (None, None)
+            }
+        };
         let stops = |signal: &i32| !launch.forwarded_signals.contains(signal) && !signals.is_ignored(*signal);
         let signal = STOP.into_iter().find(stops);
         let answers = Arc::new(OnceLock::new());
         let stop = StopSwitch { launcher, signal, grace: launch.policy.grace };
         let readers = (launch.stack_reader.clone(), launch.gpu_reader.clone());
         let preempt = PreemptControl { link: launch.preempt_link.clone(), time: launch.preempt.time };
-        let service = ControlService::new(launch.status.clone(), readers, (stop, preempt), Arc::clone(&answers));
+        let service =
+            ControlService::new(launch.status.clone(), readers, (stop, preempt), (file, Arc::clone(&answers)));
         let limits = ServerLimits { connections: CONNECTIONS, budget: MemoryBudget::new(MEMORY) };
-        let event_loop = EventLoop::new(vec![listener], limits, clock::now, service)?;
+        let event_loop = EventLoop::new(listener.into_iter().collect(), limits, clock::now, service)?;
         let commands = event_loop.sender();
         // Set once.
         let _ = answers.set(commands.clone());
-        Ok(Self { path, commands, _thread: ServerThread::start("rlaunch-control", event_loop)? })
+        Ok(Self { commands, _thread: ServerThread::start("rlaunch-control", event_loop)? })
     }
 
     /// Lets clients ask the other nodes of the job, and answers these. To be called once, by a thread that has the descriptors of the
@@ -80,9 +79,10 @@ impl ControlServer {
     }
 }
 
-impl Drop for ControlServer {
-    fn drop(&mut self) {
-        // The folder may have been emptied.
-        let _ = std::fs::remove_file(&self.path);
+fn say_unavailable(error: &NoControlSocket) {
+    let what = "no control socket, so `rlaunch status` does not find this job";
+    match error {
+        NoControlSocket::NotPrivate(_) => warn!("{what}: {error}"),
+        NoControlSocket::System(..) => info!("{what}: {error}"),
     }
 }

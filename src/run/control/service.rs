@@ -5,10 +5,13 @@ use super::gathering::{AskerLimits, Gathering, Gatherings, Inquiry};
 use super::grace_limit::GraceLimit;
 use super::live_status::{JobNode, LiveStatus, RestartRequest};
 use super::looks::{Destination, Look, LookOutcome};
-use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, UNKNOWN_REQUEST, to_line};
+use super::message::{
+    ClientState, ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, UNKNOWN_REQUEST, to_line,
+};
 use super::node_answer::{self, NodeAnswer, NodeQuestion, QuestionText};
+use super::runtime_folder::SocketFile;
 use crate::net::server::{
-    CommandSender, Connection, ConnectionEnd, ConnectionId, ConnectionState, Connections, Handled, Service, Socket,
+    CommandSender, Connection, ConnectionEnd, ConnectionId, Connections, Handled, Service, Socket,
 };
 use crate::net::thread;
 use crate::rendezvous::questions::{QuestionEvent, QuestionMessage};
@@ -36,8 +39,6 @@ use tracing::{debug, warn};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one that reads its answer slowly may take, and one that waits for stacks.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes that may wait to be sent to a client before its next request is read.
-const MOST_WAITING: usize = 1 << 20;
 
 /// Why other nodes cannot be asked.
 const NO_BACKEND: &str =
@@ -47,28 +48,6 @@ const NO_CONNECTION: &str = "its launcher could not connect to those of the othe
 const TOO_MANY: &str = "too many wait for a look at its ranks; try again";
 /// Bytes of the answers of all nodes, with all their stacks.
 const LONGEST_LINE: usize = 16 << 20;
-
-/// What has arrived from a client.
-#[derive(Default)]
-pub(super) struct ClientState {
-    received: Vec<u8>,
-}
-
-impl ConnectionState for ClientState {
-    type Shared = Vec<u8>;
-
-    fn feed(&mut self, bytes: &[u8]) {
-        self.received.extend(bytes);
-    }
-
-    fn held(&self) -> usize {
-        self.received.capacity()
-    }
-
-    fn may_handle(&self, backlog: usize) -> bool {
-        backlog < MOST_WAITING
-    }
-}
 
 /// What other threads tell the service.
 pub(super) enum ControlCommand {
@@ -104,6 +83,8 @@ pub(super) struct ControlService {
     pub(super) reader: StackReader,
     gpus: GpuReader,
     pub(super) stop: StopSwitch,
+    /// None if it could not be made.
+    socket: Option<SocketFile>,
     preempt: PreemptControl,
     /// A client has stopped the job. The event loop may not have seen the signal yet. A stop is for good: it ends all attempts and rounds.
     has_stopped: bool,
@@ -123,7 +104,8 @@ impl Service for ControlService {
     fn begin(&mut self, own: &[RawFd]) {
         // A lifeline kills the rest of a rank's process group when its last copy closes, and the threads of a killed process end one after
         // another: this one must not hold any.
-        let kept: Vec<RawFd> = own.iter().copied().chain([self.stop.launcher.as_raw_fd()]).collect();
+        let mut kept: Vec<RawFd> = own.iter().copied().chain([self.stop.launcher.as_raw_fd()]).collect();
+        kept.extend(self.socket.iter().map(|socket| socket.as_fd().as_raw_fd()));
         if let Err(error) = current::keep_descriptors(&kept) {
             debug!("the thread of the control socket has no table of descriptors of its own: {error}");
         }
@@ -132,6 +114,7 @@ impl Service for ControlService {
     fn end(&mut self, connections: &mut Connections<ClientState>) {
         // Their numbers mean other files in the other threads' table. An error leaves clients waiting until the process ends.
         let _ = connections.close_all();
+        self.socket = None;
     }
 
     fn accept(&mut self, socket: &Socket) -> io::Result<ClientState> {
@@ -146,6 +129,10 @@ impl Service for ControlService {
 
     fn opened(&mut self, connections: &mut Connections<ClientState>, id: ConnectionId, now: Duration) {
         connections.set_deadline(id, now + PATIENCE);
+        // Clients find a socket whose file was removed by a link in /proc.
+        if let Some(listener) = self.socket.as_mut().and_then(SocketFile::renew) {
+            let _ = connections.listen(listener);
+        }
     }
 
     fn handle_next(&mut self, connections: &mut Connections<ClientState>, id: ConnectionId, now: Duration) -> Handled {
@@ -159,6 +146,7 @@ impl Service for ControlService {
             Err(error) => Some(refused(format!("{UNKNOWN_REQUEST} {CONTROL_VERSION}: {error}"))),
             Ok(line) => self.answer(id, line.request, now),
         };
+        connection.state.owed += 1;
         if let Some(answer) = answer {
             send(connection, &to_line(&answer));
         }
@@ -218,6 +206,7 @@ impl Service for ControlService {
 }
 
 fn send(connection: &mut Connection<ClientState>, line: &[u8]) {
+    connection.state.owed = connection.state.owed.saturating_sub(1);
     connection.push(line.to_vec());
 }
 
@@ -244,13 +233,14 @@ impl ControlService {
         status: LiveStatus,
         (reader, gpus): (StackReader, GpuReader),
         (stop, preempt): (StopSwitch, PreemptControl),
-        answers: Arc<OnceLock<CommandSender<ControlCommand>>>,
+        (socket, answers): (Option<SocketFile>, Arc<OnceLock<CommandSender<ControlCommand>>>),
     ) -> Self {
         Self {
             status,
             reader,
             gpus,
             stop,
+            socket,
             preempt,
             has_stopped: false,
             answers,
@@ -470,7 +460,7 @@ mod tests {
         status.set_nodes((0..nodes).map(one).collect(), 1);
         let stop = StopSwitch { launcher, signal: None, grace: Duration::ZERO };
         let mut service =
-            ControlService::new(status, Default::default(), (stop, PreemptControl::default()), Arc::default());
+            ControlService::new(status, Default::default(), (stop, PreemptControl::default()), Default::default());
         let (to_others, asked) = crossbeam_channel::unbounded();
         service.to_others = is_connected.then_some(to_others);
         service.ask_nodes(7, NodeQuestion::Status, Duration::from_secs(1)).unwrap();

@@ -36,11 +36,15 @@ class Jobs(Place):
         self.runtime = runtime or folder / "run"
         self.env = environment(RLAUNCH_RUNTIME_DIR=str(self.runtime))
 
+    @staticmethod
+    def command(*args: str) -> list[str]:
+        """``rlaunch ARGS``."""
+        return [sys.executable, "-m", "rlaunch.control", *args]
+
     def ask(self, *args: str, **options: Any) -> Ended:
         """Runs ``rlaunch ARGS``."""
-        command = [sys.executable, "-m", "rlaunch.control", *args]
         done = subprocess.run(
-            command, capture_output=True, env=self.env, cwd=self.folder, timeout=LIMIT, **options
+            self.command(*args), capture_output=True, env=self.env, cwd=self.folder, timeout=LIMIT, **options
         )
         return Ended(done.returncode, done.stdout, done.stderr.decode())
 

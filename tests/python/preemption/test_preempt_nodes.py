@@ -117,6 +117,21 @@ def test_a_random_notice_ends_both_nodes_at_one_step(
     assert set(checkpoints(tmp_path, "finished")) == {(step + 3, state_after(step + 3))}
 
 
+def test_nodes_agree_without_control_sockets(tmp_path: Path) -> None:
+    """Where their folders cannot be made."""
+    job = TwoNodes(tmp_path, "c10d", (1, 1))
+    (tmp_path / "train.py").write_text(STEPS)
+    for node in range(2):
+        job.runtime(node).touch()
+    with job.run(STEP_SECONDS="0.002") as launchers:
+        job.await_ready(launchers)
+        launchers[1].send_signal(signal.SIGTERM)
+        ends = job.ends(launchers)
+    assert [end.status for end in ends] == [PREEMPTED] * 2, [end.stderr for end in ends]
+    assert len(set(checkpoints(tmp_path))) == 1
+    assert len({events(job.log_dir(one), "stop_step")[0]["step"] for one in range(2)}) == 1
+
+
 def test_notices_to_both_nodes_at_once_are_one(tmp_path: Path) -> None:
     job = TwoNodes(tmp_path, "c10d", (2, 1))
     (tmp_path / "train.py").write_text(STEPS)

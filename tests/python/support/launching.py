@@ -358,6 +358,15 @@ def unshare_users() -> None:
         raise OSError(ctypes.get_errno(), "unshare")
 
 
+def become_user(number: int) -> None:
+    """This user by another number (user_namespaces(7)), for use between fork and exec."""
+    user, group = os.geteuid(), os.getegid()
+    unshare_users()
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{number} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{number} {group} 1")
+
+
 def few_processes(limit: int) -> None:
     """Room for so many processes and threads. Root has no limit, so it is another user's."""
     if os.geteuid() == 0:
