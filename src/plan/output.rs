@@ -29,6 +29,14 @@ impl Stream {
         }
     }
 
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stream::Stdout => "stdout",
+            Stream::Stderr => "stderr",
+        }
+    }
+
     /// The name of its log file.
     pub fn log(self) -> &'static str {
         match self {

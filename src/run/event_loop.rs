@@ -21,7 +21,7 @@ use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::{Membership, RoundStop};
 use crate::run::multi_node::peers::{self, PeerNews};
-use crate::run::output::console::ShownMark;
+use crate::run::output::console::Unshown;
 use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stacks::polled_reader::PolledReader;
@@ -457,16 +457,14 @@ impl<'a> EventLoop<'a> {
         let limit = if lost || requests.is_stopped() { STOPPED_CONSOLE_PATIENCE } else { Duration::MAX };
         let drained_by = clock::now().saturating_add(limit.min(launch.console_drain_timeout));
         let wake = [signals.as_fd(), supervisor.requests.as_fd()];
-        let mut shown = ShownMark::Nothing;
+        let mut unshown = Unshown::default();
         for follower in ranks.followers() {
             let left = drained_by.saturating_sub(clock::now());
-            shown = shown.and(follower.finish(CONSOLE_PATIENCE, left, &wake, &mut give_up)?);
+            unshown = unshown.and(follower.finish(CONSOLE_PATIENCE, left, &wake, &mut give_up)?);
         }
         let interrupted = ranks.followers().map(|follower| follower.interrupted_logs()).sum();
         ranks.finish_rotation();
-        if let bytes @ 1.. = ranks.unshown() {
-            shown = shown.and(ShownMark::AllBut(bytes));
-        }
+        unshown = unshown.and(Unshown { logged: ranks.unshown(), is_reader_gone: false });
         if let Some(peers) = peers.as_mut().filter(|_| waits) {
             outcome = peers::wait_for_others(peers, supervisor, signals, requests, &launch.forwarded_signals)?;
         }
@@ -482,12 +480,13 @@ impl<'a> EventLoop<'a> {
         if let (Some(step), JobOutcome::AsReported, NodeOutcome::Completed) = (stopped_at, &outcome, &report.outcome) {
             outcome = JobOutcome::Preempted(step);
         }
-        let RankProcesses { processes, swept, journal, .. } = ranks;
+        let RankProcesses { processes, swept, journal, lost, .. } = ranks;
         Ok(LaunchResult {
             report,
             processes,
             swept,
-            shown,
+            unshown,
+            lost,
             interrupted,
             rest,
             round_stop,

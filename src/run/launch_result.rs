@@ -1,13 +1,15 @@
 //! What remains of a launch on this node once all its ranks have ended.
 
+use crate::model::ProcessLabel;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::RoundStop;
-use crate::run::output::console::ShownMark;
+use crate::run::output::console::Unshown;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::Journal;
 use crate::run::sweep::{Leftover, SweepResult};
 use crate::supervise::{NodeOutcome, NodeReport, RankReport};
 use crate::sys::clock;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Why another rank than the one that ended first is the culprit.
@@ -27,8 +29,10 @@ pub struct LaunchResult {
     pub processes: Vec<RankState>,
     /// The processes that each local rank left behind in all attempts, all of them killed.
     pub swept: Vec<Vec<Leftover>>,
-    /// How much of the ranks' output the console has shown.
-    pub shown: ShownMark,
+    /// Output of the ranks that the console has not shown.
+    pub unshown: Unshown,
+    /// Bytes of output that are neither on the console nor in a log, by rank.
+    pub lost: BTreeMap<ProcessLabel, u64>,
     /// Of how many logs the console left out a traceback of KeyboardInterrupt.
     pub interrupted: usize,
     /// Leftovers that belong to no rank in particular.
@@ -46,6 +50,14 @@ pub struct LaunchResult {
 }
 
 impl LaunchResult {
+    /// Adds output that an earlier round has not shown.
+    pub fn add_unshown(&mut self, earlier: Self) {
+        self.unshown = earlier.unshown.and(self.unshown);
+        for (rank, bytes) in earlier.lost {
+            *self.lost.entry(rank).or_default() += bytes;
+        }
+    }
+
     /// The job failed by a rank of another node, not by one that failed here.
     pub fn disown_failure(&mut self) {
         if matches!(self.report.outcome, NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. }) {

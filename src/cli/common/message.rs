@@ -6,19 +6,41 @@ use crate::sys::clock;
 use crate::sys::io::console::{Console, MID_LINE};
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Subscriber, warn};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Time that the first write to a full pipe may wait; later writes do not wait.
+/// Time that a write to a full pipe or disk may wait, unless the write before has waited in vain.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The same for each write of the final report.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-static STUCK: AtomicBool = AtomicBool::new(false);
+/// Whether the last message was not accepted: the next one does not wait. By stream.
+static STUCK: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+/// Whether it was accepted in part: the next one begins a new line.
+static CUT: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+/// When the wait for readers of the final report ends, in milliseconds of `clock::now`; 0: none is written.
+static REPORT_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Begins the final report of a job, the last messages, which wait for a slow reader up to `patience` in all.
+pub fn begin_final_report(patience: Duration) {
+    let until = clock::now().saturating_add(patience).as_millis().max(1);
+    REPORT_UNTIL.store(u64::try_from(until).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
+/// How long the next message may wait.
+fn timeout(is_stuck: bool) -> Duration {
+    match REPORT_UNTIL.load(Ordering::Relaxed) {
+        0 if is_stuck => Duration::ZERO,
+        0 => WRITE_TIMEOUT,
+        until => Duration::from_millis(until).saturating_sub(clock::now()).min(REPORT_TIMEOUT),
+    }
+}
 
 /// Writes to stderr. Output that does not fit is dropped: a job neither waits nor fails because of a message.
 pub fn to_stderr(bytes: &[u8]) {
@@ -40,13 +62,28 @@ pub fn print_notice(line: &str) {
     to_stderr(format!("rlaunch: {line}\n").as_bytes());
 }
 
+/// Logs a warning, and prints it on stdout if stderr has not accepted it, as where its disk is full.
+pub fn warn_on_either(text: &str) {
+    warn!("{text}");
+    if STUCK[1].load(Ordering::Relaxed) {
+        to_stdout(format!("rlaunch: {text}\n").as_bytes());
+    }
+}
+
 fn write(fd: i32, bytes: &[u8]) {
-    let timeout = if STUCK.load(Ordering::Relaxed) { Duration::ZERO } else { WRITE_TIMEOUT };
     let console = if fd == 1 { Console::open(io::stdout()) } else { Console::open(io::stderr()) };
     let Ok(console) = console else { return };
-    let begins_line = console.is_terminal() && MID_LINE.swap(false, Ordering::Relaxed);
-    if !console.write_all(&[if begins_line { b"\n" } else { &b""[..] }, bytes].concat(), timeout) {
-        STUCK.store(true, Ordering::Relaxed);
+    let (stuck, cut) = if fd == 1 { (&STUCK[0], &CUT[0]) } else { (&STUCK[1], &CUT[1]) };
+    let begins_line =
+        (console.is_terminal() && MID_LINE.swap(false, Ordering::Relaxed)) | cut.swap(false, Ordering::Relaxed);
+    let bytes = [if begins_line { b"\n" } else { &b""[..] }, bytes].concat();
+    let written = console.write_all(&bytes, timeout(stuck.load(Ordering::Relaxed)));
+    let is_accepted = written == bytes.len();
+    stuck.store(!is_accepted, Ordering::Relaxed);
+    cut.store(!is_accepted && (written > 0 || begins_line), Ordering::Relaxed);
+    if !is_accepted {
+        // Given up: what follows does not wait again.
+        REPORT_UNTIL.store(0, Ordering::Relaxed);
     }
 }
 

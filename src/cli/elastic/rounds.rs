@@ -209,6 +209,9 @@ impl Job<'_> {
             let ran = run::event_loop::run(&this, others, supervisor, with, mem::take(&mut journal), &listener);
             let mut launched = ran.map_err(CliError::EventLoop)?;
             journal = mem::take(&mut launched.journal);
+            if let Some(last) = last.take() {
+                launched.add_unshown(last.launched);
+            }
             let next = match &launched.report.outcome {
                 NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. } => {
                     let failure = self.failure((own, failures, &membership.info().rules), &this, &mut launched);

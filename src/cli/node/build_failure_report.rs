@@ -1,6 +1,6 @@
 //! Builds the failure report of this node's ranks, and prints what else went wrong.
 
-use crate::cli::common::message::{print_error, print_notice};
+use crate::cli::common::message::{print_error, print_notice, warn_on_either};
 use crate::model::{Exit, Role};
 use crate::probe::core_dump::describe_core;
 use crate::probe::memory::OomCounters;
@@ -16,7 +16,7 @@ use crate::run::first_failure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::{BlameGround, LaunchResult};
 use crate::run::multi_node::job_outcome::JobOutcome;
-use crate::run::output::console::ShownMark;
+use crate::run::output::console::Unshown;
 use crate::run::output::log_files;
 use crate::run::output::log_files::TAIL_BYTES;
 use crate::run::sweep::Leftover;
@@ -55,9 +55,23 @@ pub(crate) fn warn_of_losses(launch: &Launch<'_>, launched: &LaunchResult) {
         let (ranks, place) = (launched.interrupted, launch.log_dir.display());
         print_notice(&format!("KeyboardInterrupt in {ranks} rank(s); the tracebacks are in the logs in {place}"));
     }
-    if let ShownMark::AllBut(bytes) = launched.shown {
-        let place = launch.unshown_place();
-        warn!("the console did not take {bytes} bytes of output in time; they are only in {place}");
+    match (launched.unshown, launch.unshown_place()) {
+        (Unshown { logged: 0, .. }, _) => {}
+        (Unshown { logged, is_reader_gone: false }, place) => {
+            warn_on_either(&format!(
+                "the console did not take {logged} bytes of output in time; they are only in {place}"
+            ));
+        }
+        // Where the user does not look for a log.
+        (Unshown { logged, is_reader_gone: true }, place) if launch.removed_on_success.is_some() => {
+            warn_on_either(&format!("the console's reader has gone; {logged} bytes of output are only in {place}"));
+        }
+        _ => {}
+    }
+    for (rank, bytes) in &launched.lost {
+        warn_on_either(&format!(
+            "{bytes} bytes of the output of {rank} are lost: the console did not take them in time, and its log has a limit"
+        ));
     }
     if log_files::is_full(&launch.log_dir) {
         warn!("the disk of {} is full: the end of the ranks' logs may be missing", launch.log_dir.display());

@@ -2,19 +2,22 @@
 
 use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
-use crate::cli::common::message::print_notice;
+use crate::cli::common::message::{begin_final_report, print_notice};
 use crate::cli::node::build_failure_report::{build_failure_report, find_earlier_failure};
 use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::report::failure_report::{ReportStyle, render};
 use crate::report::secrets;
 use crate::run::launch::Launch;
 use crate::run::launch_result::{BlameGround, LaunchResult};
-use crate::run::output::console::ShownMark;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::record::result;
 use crate::supervise::NodeOutcome;
+use std::time::Duration;
+
+/// How long the readers of the final report of a job that was stopped are waited for.
+const STOPPED_REPORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Opens the journal (`events.jsonl`) and writes the start of the job. `is_shared`: the job may have other launchers.
 pub(crate) fn open_journal(launch: &Launch<'_>, is_shared: bool, frontend: &dyn Frontend) -> Result<Journal, CliError> {
@@ -39,14 +42,19 @@ pub(crate) fn record_end(
 ) -> (i32, serde_json::Value) {
     let context = frontend.report_context();
     let outcome = launched.outcome.word(&launched.report);
-    launched.journal.write(JournalEvent::JobEnded { outcome, exit_status });
+    launched.journal.write_last(JournalEvent::JobEnded { outcome, exit_status });
     let failure = build_failure_report(launch, &launched, exit_status, context);
     let own_text = failure.as_ref().and_then(|failure| frontend.render_failure(launch, &launched, failure));
     let text = own_text.clone().or_else(|| Some(render(failure.as_ref()?, ReportStyle::default())));
     let failure_text = failure.as_ref().zip(text.as_deref().map(str::trim));
     let result = result::build_result(launch, &launched, &context.host, exit_status, failure_text, job_end);
-    let is_all_shown = !matches!(launched.shown, ShownMark::AllBut(_)) && exit_status == exit_code::OK;
-    let disposable = launch.removed_on_success.as_deref().filter(|_| is_all_shown);
+    let is_disposable = launched.unshown.is_none() && launched.lost.is_empty() && exit_status == exit_code::OK;
+    let disposable = launch.removed_on_success.as_deref().filter(|_| is_disposable);
+    begin_final_report(match launched.report.outcome {
+        // The user who stops a job waits for its end.
+        NodeOutcome::Stopped { .. } | NodeOutcome::LauncherKilled => STOPPED_REPORT_PATIENCE,
+        _ => launch.console_drain_timeout,
+    });
     if disposable.is_none()
         && let Err(error) = journal::write_result(&launch.log_dir, &result)
     {

@@ -61,8 +61,8 @@ use std::path::Path;
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// The rotation of captured streams: their end is enough to explain a failure.
-const CAPTURE_ROTATION: LogRotationSpec = LogRotationSpec { max_size: 64 << 20, backups: 0, until_shown: true };
+/// The maximum size of captured streams: their end is enough to explain a failure.
+const CAPTURE_SIZE: u64 = 64 << 20;
 
 /// Runs this node's part. `base`: this process's environment; `vars`: its text, without an outer launcher's exports;
 /// `error_file`: where this launcher writes its own failure, if anywhere.
@@ -151,7 +151,11 @@ pub fn launch(
         torch_store: StoreSockets::from(if spec.frameworks.contains(&Framework::Torch) { store } else { Vec::new() })
             .into(),
         log_overwrite: false,
-        rotation: log_rotation::check(&folder.run).is_ok().then_some(CAPTURE_ROTATION),
+        rotation: log_rotation::check(&folder.run).is_ok().then_some(LogRotationSpec {
+            max_size: CAPTURE_SIZE,
+            backups: 0,
+            until_shown: Some(spec.console_drain_timeout),
+        }),
         shown,
         filters: plan::filters(spec),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),

@@ -5,9 +5,10 @@ use crate::report::console::escape::ColorPolicy;
 use crate::run::output::log_rotation::{RotatedLog, WITHOUT_WATCH};
 use crate::run::output::pending_text::{LogForm, PendingText, TextRules};
 use crate::sys::clock;
-use crate::sys::io::console::{Console, MID_LINE};
+use crate::sys::io::console::{Accepted, Console, MID_LINE, RETRY};
 use crate::sys::io::inotify::{FileWatch, GrownFiles, GrowthWatch};
 use crate::sys::io::poll::Poller;
+use nix::errno::Errno;
 use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -16,6 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tracing::warn;
 
 const CHUNK: usize = 64 * 1024;
 /// Chunks copied before the event loop handles other events.
@@ -24,36 +26,45 @@ const TURN: usize = 16;
 /// How long an unfinished line is held. A prompt never ends its line, and a progress bar does so late.
 const HOLD: Duration = Duration::from_secs(1);
 
-/// How much of the logs the console has shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShownMark {
-    /// All of them.
-    All,
-    /// All but this many bytes, which the console did not accept.
-    AllBut(u64),
-    /// The console's reader is gone.
-    Abandoned,
-    /// None: there is no console.
-    Nothing,
+/// Output of ranks that the console has not shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unshown {
+    /// Bytes that are in the logs alone.
+    pub logged: u64,
+    /// Whether the reason is that the console's reader is gone.
+    pub is_reader_gone: bool,
 }
 
-impl ShownMark {
-    /// The mark of two consoles together.
+impl Unshown {
+    /// That of two consoles, or of two rounds, together.
     pub fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (ShownMark::AllBut(here), ShownMark::AllBut(there)) => ShownMark::AllBut(here + there),
-            (ShownMark::Nothing, shown) | (shown, ShownMark::Nothing) => shown,
-            (ShownMark::AllBut(bytes), _) | (_, ShownMark::AllBut(bytes)) => ShownMark::AllBut(bytes),
-            (ShownMark::Abandoned, _) | (_, ShownMark::Abandoned) => ShownMark::Abandoned,
-            (ShownMark::All, ShownMark::All) => ShownMark::All,
+        Self {
+            logged: self.logged + other.logged,
+            is_reader_gone: self.is_reader_gone && other.logged == 0
+                || other.is_reader_gone && self.logged == 0
+                || self.is_reader_gone && other.is_reader_gone,
         }
     }
+
+    /// Whether the console has shown everything.
+    pub fn is_none(self) -> bool {
+        self.logged == 0
+    }
+}
+
+/// A console that refuses what is written to it, for a reason that may pass.
+struct Refusal {
+    errno: Errno,
+    since: Duration,
+    retry_at: Duration,
 }
 
 /// A followed log.
 struct FollowedLog {
     file: File,
     offset: u64,
+    /// The offset of the first byte that is neither on the console nor in `out`: the beginning of an unfinished line.
+    settled: u64,
     /// Its rotation, if it is rotated.
     rotated: Option<Arc<RotatedLog>>,
     /// `None` if it cannot be watched: then it is checked periodically.
@@ -75,17 +86,24 @@ impl FollowedLog {
         }
     }
 
+    /// Notes for rotation what the console has shown.
+    fn note_shown(&self) {
+        if let Some(log) = self.rotated.as_ref().filter(|log| log.is_captured()) {
+            log.keep_from(self.settled);
+        }
+    }
+
     fn unread(&self) -> u64 {
         let offset = self.rotated.as_ref().map_or(self.offset, |log| log.offset(self.offset));
         self.file.metadata().map_or(0, |m| m.len().saturating_sub(offset))
     }
 
-    /// Reads on. Returns the bytes read and the bytes that rotation removed before they were read.
+    /// Reads on. Returns the bytes read and the bytes that rotation removed before they were read, unless it counts them itself.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<(usize, u64)> {
         if let Some(log) = &self.rotated {
             let before = self.offset;
             let read = log.read_at(&self.file, buffer, &mut self.offset)?;
-            return Ok((read, self.offset - before - read as u64));
+            return Ok((read, if log.is_captured() { 0 } else { self.offset - before - read as u64 }));
         }
         let mut read = self.file.read_at(buffer, self.offset)?;
         if read == 0 && self.file.metadata()?.len() < self.offset {
@@ -104,6 +122,8 @@ pub struct LogFollower {
     /// When unwatched files were checked last.
     checked: Duration,
     console: Arc<Console>,
+    /// Its name in messages.
+    name: String,
     colours: ColorPolicy,
     /// Only lines that contain one of these texts are copied; empty: all lines.
     only: Vec<Vec<u8>>,
@@ -112,6 +132,10 @@ pub struct LogFollower {
     token: u64,
     /// Whether it waits until the console accepts more.
     blocked: bool,
+    /// Why it writes again only later.
+    refusal: Option<Refusal>,
+    /// Bytes that the console has accepted.
+    accepted: u64,
     /// Bytes that rotation removed before the console accepted them.
     skipped: u64,
     /// Whether the console's reader is gone.
@@ -127,18 +151,22 @@ pub struct LogFollower {
 const RESTORE: &[u8] = b"\x1b[0m\x1b[?25h";
 
 impl LogFollower {
-    /// Follows no log yet. `colour`: whether a terminal is shown colours, with a prefix. `token`: for the console.
-    pub fn new(console: Console, colour: bool, token: u64) -> Self {
+    /// Follows no log yet. `name`: of the console; `colour`: whether a terminal is shown colours, with a prefix; `token`: for the
+    /// console.
+    pub fn new((console, name): (Console, String), colour: bool, token: u64) -> Self {
         let colours = if colour && console.is_terminal() { ColorPolicy::Keep } else { ColorPolicy::Drop };
         Self {
             sources: Vec::new(),
             checked: clock::now(),
             console: Arc::new(console),
+            name,
             colours,
             only: Vec::new(),
             out: Vec::new(),
             token,
             blocked: false,
+            refusal: None,
+            accepted: 0,
             skipped: 0,
             gone: false,
             more: false,
@@ -150,6 +178,11 @@ impl LogFollower {
     /// Copies only lines that contain one of these texts.
     pub fn only(self, texts: &[String]) -> Self {
         Self { only: texts.iter().map(|text| text.clone().into_bytes()).collect(), ..self }
+    }
+
+    /// The name of the console.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The console.
@@ -181,8 +214,8 @@ impl LogFollower {
         if let Some(log) = &rotated {
             log.keep_from(offset);
         }
-        let (grown, ended, held) = (true, false, None);
-        self.sources.push(FollowedLog { file, offset, rotated, watched, grown, ended, pending, held });
+        let (settled, grown, ended, held) = (offset, true, false, None);
+        self.sources.push(FollowedLog { file, offset, settled, rotated, watched, grown, ended, pending, held });
         // Bytes that were written before the watch cause no event.
         self.more = true;
         Ok(())
@@ -229,6 +262,9 @@ impl LogFollower {
 
     /// When an unfinished line has to be shown or unwatched files have to be checked (`clock::now`).
     pub fn due(&self) -> Option<Duration> {
+        if let Some(refusal) = &self.refusal {
+            return Some(refusal.retry_at);
+        }
         let held = self.sources.iter().filter_map(|source| source.held).min().map(|since| since.saturating_add(HOLD));
         held.into_iter().chain(self.check_at()).min().filter(|_| !self.blocked && !self.gone)
     }
@@ -254,6 +290,7 @@ impl LogFollower {
                 continue;
             }
             source.held = None;
+            source.settled = source.offset;
             source.pending.take_held(rules, &mut self.out);
         }
         self.copy(poll)
@@ -262,12 +299,18 @@ impl LogFollower {
     /// Copies what the console accepts, at most `TURN` chunks.
     pub fn copy(&mut self, poll: &Poller) -> io::Result<()> {
         self.more = false;
+        if self.refusal.as_ref().is_some_and(|refusal| refusal.retry_at > clock::now()) {
+            return Ok(());
+        }
         for _ in 0..TURN {
             if self.gone {
                 return Ok(());
             }
-            if self.out.is_empty() && !self.read()? {
-                return Ok(());
+            if self.out.is_empty() {
+                self.sources.iter().for_each(FollowedLog::note_shown);
+                if !self.read()? {
+                    return Ok(());
+                }
             }
             if !self.write(poll)? {
                 return Ok(());
@@ -296,6 +339,12 @@ impl LogFollower {
             self.skipped += skipped;
             let rules = TextRules { colours: self.colours, only: &self.only, shared };
             let holds = source.pending.feed(&buffer[..read], rules, &mut self.out);
+            let unfinished = buffer[..read].iter().rev().position(|byte| *byte == b'\n');
+            match unfinished.filter(|_| holds) {
+                Some(length) => source.settled = source.offset - length as u64,
+                None if !holds => source.settled = source.offset,
+                None => {}
+            }
             source.held = holds.then(|| source.held.unwrap_or_else(clock::now));
             if read > 0 && !source.ended {
                 // Moved behind the others, so that a rank that always writes does not starve them.
@@ -319,26 +368,50 @@ impl LogFollower {
     fn write(&mut self, poll: &Poller) -> io::Result<bool> {
         while !self.out.is_empty() {
             match self.console.write(&self.out) {
-                Ok(0) => {
-                    self.blocked = poll.writable_once(&self.console, self.token)?;
-                    return Ok(false);
-                }
-                Ok(written) => {
+                Accepted::Bytes(written) => {
                     if let Some(escaped) = &mut self.escaped {
                         *escaped |= self.out[..written].contains(&0x1b);
                         MID_LINE.store(!self.out[..written].ends_with(b"\n"), Ordering::Relaxed);
                     }
                     self.out.drain(..written);
+                    self.accepted += written as u64;
+                }
+                Accepted::Full => {
+                    self.blocked = poll.writable_once(&self.console, self.token)?;
+                    return Ok(false);
+                }
+                Accepted::Refused(errno) => {
+                    self.note_refusal(errno);
+                    return Ok(false);
                 }
                 // The reader is gone (`| head`): the job continues, and its logs are complete.
-                Err(_) => {
+                Accepted::Gone => {
                     self.gone = true;
-                    self.sources.iter().for_each(FollowedLog::release);
                     return Ok(false);
                 }
             }
         }
+        if let Some(Refusal { errno, since, .. }) = self.refusal.take() {
+            let seconds = clock::now().saturating_sub(since).as_secs_f64();
+            warn!("{} accepts output again after {seconds:.1} s ({})", self.name, errno.desc());
+        }
         Ok(true)
+    }
+
+    /// Tries again later. Said at once, unless messages would meet the same error.
+    fn note_refusal(&mut self, errno: Errno) {
+        let now = clock::now();
+        if self.refusal.is_none() && !self.console.is(io::stderr()) {
+            warn!("{}: {}: the output of ranks waits in their logs until it is accepted", self.name, errno.desc());
+        }
+        let since = self.refusal.as_ref().map_or(now, |refusal| refusal.since);
+        self.refusal = Some(Refusal { errno, since, retry_at: now.saturating_add(RETRY) });
+    }
+
+    /// What the console has not shown so far.
+    fn unshown(&self) -> Unshown {
+        let unread: u64 = self.sources.iter().map(FollowedLog::unread).sum();
+        Unshown { logged: self.skipped + unread + self.out.len() as u64, is_reader_gone: self.gone }
     }
 
     /// Copies the rest after all ranks have ended. Gives up once the console has accepted nothing for `patience`, after
@@ -349,7 +422,7 @@ impl LogFollower {
         limit: Duration,
         wake: &[BorrowedFd<'_>],
         give_up: &mut dyn FnMut() -> bool,
-    ) -> io::Result<ShownMark> {
+    ) -> io::Result<Unshown> {
         let poll = Poller::new()?;
         for fd in wake {
             poll.readable(fd, u64::MAX)?;
@@ -358,25 +431,33 @@ impl LogFollower {
         let mut patient = clock::now().saturating_add(patience);
         self.all_ended();
         loop {
+            let before = self.accepted;
             self.blocked = false;
             self.copy(&poll)?;
             if self.gone {
-                return Ok(ShownMark::Abandoned);
+                return Ok(self.unshown());
             }
             if self.sources.is_empty() && self.out.is_empty() {
                 if self.escaped.take() == Some(true) {
                     self.out = RESTORE.to_vec();
                     continue;
                 }
-                return Ok(if self.skipped > 0 { ShownMark::AllBut(self.skipped) } else { ShownMark::All });
+                return Ok(self.unshown());
             }
-            let until = if self.blocked { patient.min(end) } else { clock::now() };
-            if poll.wait(Some(until.saturating_sub(clock::now())))?.contains(&self.token) || !self.blocked {
+            let waits = self.blocked || self.refusal.is_some();
+            if !waits || self.accepted > before {
+                patient = clock::now().saturating_add(patience);
+            }
+            let until = match &self.refusal {
+                _ if !waits => clock::now(),
+                Some(refusal) => refusal.retry_at.min(patient).min(end),
+                None => patient.min(end),
+            };
+            if poll.wait(Some(until.saturating_sub(clock::now())))?.contains(&self.token) {
                 patient = clock::now().saturating_add(patience);
             }
             if give_up() || clock::now() >= patient.min(end) {
-                let unread: u64 = self.sources.iter().map(FollowedLog::unread).sum();
-                return Ok(ShownMark::AllBut(self.skipped + unread + self.out.len() as u64));
+                return Ok(self.unshown());
             }
         }
     }

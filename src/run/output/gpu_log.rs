@@ -18,7 +18,8 @@ use tracing::warn;
 /// The same as in Paddle.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Starts the log of these GPUs. An error ends the log with a warning and does not affect the job.
+/// Starts the log of these GPUs. On a full disk a sample is left out. Another error ends the log with a warning and does not
+/// affect the job.
 pub fn start(path: &Path, gpus: &[Device], reader: GpuReader) {
     let file = match log_files::open(path, true) {
         Ok(file) => file,
@@ -43,12 +44,27 @@ fn write_samples(mut file: File, gpus: Vec<Device>, reader: &GpuReader) -> io::R
     let Some((head, numbers)) = begun.wait_without_limit() else {
         return append(&mut file, &gpu_log::head(&[], &[]));
     };
+    // Samples without what they are of would tell nothing.
     append(&mut file, &head)?;
     let ticks = tick(PERIOD);
+    let mut left_out = 0;
     loop {
         let numbers = numbers.clone();
         if let Some(usage) = reader.ask(move |monitor| monitor.usage(&numbers)).wait_without_limit() {
-            append(&mut file, &gpu_log::sample(&usage, &clock::local_timestamp_with_slashes()))?;
+            match append(&mut file, &gpu_log::sample(&usage, &clock::local_timestamp_with_slashes())) {
+                Ok(()) if left_out > 0 => {
+                    warn!("the GPU log goes on; {left_out} samples are missing in it");
+                    left_out = 0;
+                }
+                Ok(()) => {}
+                Err(error) if log_files::has_no_room(&error) => {
+                    if left_out == 0 {
+                        warn!("the GPU log is not written for now: {}", plain(&error));
+                    }
+                    left_out += 1;
+                }
+                Err(error) => return Err(error),
+            }
         }
         // A tick channel is never closed.
         let _ = ticks.recv();

@@ -91,6 +91,11 @@ pub fn unusable(path: &Path, error: &io::Error) -> SpecError {
     SpecError::new("the log file", path.display().to_string(), why, "remove it, or name another --log_dir")
 }
 
+/// Whether a write failed because there was no room, which may pass.
+pub fn has_no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// Whether the file system of a folder is full.
 pub fn is_full(folder: &Path) -> bool {
     disk::space(folder).is_ok_and(|space| space.total > 0 && space.left == 0)

@@ -5,6 +5,7 @@
 use crate::run::output::log_files::{TAIL_BYTES, create_unlinked, numbered, plain};
 use crate::spec::SpecError;
 use crate::spec::records::log_rotation;
+use crate::sys::clock;
 use crate::sys::io::inotify::{FileWatch, GrowthWatch};
 use crate::sys::io::poll::Poller;
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -28,6 +29,10 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) const WITHOUT_WATCH: Duration = Duration::from_secs(1);
 /// Bytes copied between two checks for the end of the job.
 const CHUNK: usize = 1 << 20;
+/// A captured stream that the console has shown is shortened at this part of its maximum size.
+const SHOWN_PART: u64 = 8;
+/// Its oldest bytes are removed at least so many at a time.
+const STEP: u64 = 1 << 20;
 /// Bytes of the disk that a captured stream has in advance, so that a rank whose user asked for no log does not fail on a full
 /// disk.
 const RESERVE: u64 = 256 << 10;
@@ -39,8 +44,17 @@ pub struct RotatedLog {
     state: Mutex<RotatorState>,
     /// Whether no rank writes to it any more.
     closed: AtomicBool,
-    /// Whether bytes stay until the console has shown them.
-    until_shown: bool,
+    /// The limits of a captured stream.
+    captured: Option<CaptureLimits>,
+}
+
+/// The limits of a captured stream, whose bytes stay until the console has shown them.
+#[derive(Clone, Copy, Debug)]
+struct CaptureLimits {
+    /// Maximum size.
+    max_size: u64,
+    /// How long the console may show nothing before bytes above that size are removed unshown.
+    patience: Duration,
 }
 
 #[derive(Debug)]
@@ -53,8 +67,14 @@ struct RotatorState {
     hole: u64,
     /// The size at which it is rotated next.
     limit: u64,
-    /// The position from which on the console has not shown it yet. Those bytes stay.
-    unread: Option<u64>,
+    /// The position from which on the console has not shown it yet, if it is to show it.
+    unshown: Option<u64>,
+    /// When the console has shown something of it last.
+    shown_at: Duration,
+    /// The position from which on it has not been read for the console.
+    unread: u64,
+    /// Bytes that were removed before they were read for the console.
+    lost: u64,
     /// The size up to which the file has its part of the disk, if it has one in advance.
     reserved: Option<u64>,
 }
@@ -108,20 +128,74 @@ impl RotatedLog {
         *position = (*position).max(state.removed + state.hole);
         let read = file.read_at(buffer, *position - state.removed)?;
         *position += read as u64;
-        if let Some(unread) = &mut state.unread {
-            *unread = *position;
-        }
+        state.unread = *position;
         Ok(read)
     }
 
     /// Keeps bytes from this position on until the console has shown them.
     pub fn keep_from(&self, position: u64) {
-        self.state().unread = self.until_shown.then_some(position);
+        let mut state = self.state();
+        let unshown = self.captured.map(|_| position);
+        if state.unshown != unshown {
+            state.unshown = unshown;
+            state.shown_at = clock::now();
+        }
+        state.unread = state.unread.max(position);
     }
 
     /// Keeps no bytes for the console any more.
     pub fn keep_nothing(&self) {
-        self.state().unread = None;
+        self.state().unshown = None;
+    }
+
+    /// Whether it is a captured stream: what is removed of it unread is in no other file, and counts as lost.
+    pub fn is_captured(&self) -> bool {
+        self.captured.is_some()
+    }
+
+    /// Shortens a captured stream: removes what the console has shown. Of a stream that has reached its maximum size, and of which
+    /// the console has shown nothing for long, also the oldest bytes that it has not shown.
+    pub fn shorten(&self) {
+        let Some(CaptureLimits { max_size, patience }) = self.captured else { return };
+        let range = |state: &RotatorState| -> io::Result<Range<u64>> {
+            let found = state.file.metadata()?;
+            let (size, block) = (found.len(), found.blksize().max(1));
+            let last = size - TAIL_BYTES.min(size);
+            let shown = state.unshown.map_or(u64::MAX, |position| position.saturating_sub(state.removed));
+            let is_stalled = clock::now().saturating_sub(state.shown_at) >= patience;
+            let is_too_long = is_stalled && size.saturating_sub(state.hole) >= max_size;
+            let too_old = if is_too_long { size - max_size / 4 * 3 } else { 0 };
+            Ok(state.hole..last.min(shown.max(too_old)) / block * block)
+        };
+        let mut state = self.state();
+        let size = state.file.metadata().map_or(0, |m| m.len());
+        state.extend_reserve(size);
+        let limit = state.limit.min(max_size / SHOWN_PART);
+        if size.saturating_sub(state.hole) < limit {
+            return;
+        }
+        let step = if limit == 0 { 1 } else { STEP };
+        let worth = |range: &io::Result<Range<u64>>| {
+            range.as_ref().is_ok_and(|range| range.end.saturating_sub(range.start) >= step)
+        };
+        let Ok(file) = state.file.try_clone() else { return };
+        if !worth(&range(&state)) {
+            return;
+        }
+        drop(state);
+        // Written back now, so that nothing waits for the disk while the lock is held.
+        let _ = file.sync_data();
+        let mut state = self.state();
+        if let Ok(range) = range(&state)
+            && worth(&Ok(range.clone()))
+        {
+            let unread = state.unread.saturating_sub(state.removed).max(range.start);
+            let lost = if state.unshown.is_some() { range.end.saturating_sub(unread) } else { 0 };
+            if state.remove_before(range.end).is_ok() {
+                state.lost += lost;
+                state.limit = max_size;
+            }
+        }
     }
 
     /// The offset in the file of a position.
@@ -148,7 +222,8 @@ pub fn check(folder: &Path) -> Result<(), SpecError> {
 /// Rotates the logs of a job.
 pub struct LogRotation {
     spec: log_rotation::LogRotationSpec,
-    logs: Vec<Option<Arc<RotatedLog>>>,
+    /// The logs of the present attempt, with the local rank.
+    logs: Vec<(usize, Arc<RotatedLog>)>,
     new: Sender<Arc<RotatedLog>>,
     wakeup: Arc<EventFd>,
     over: Arc<AtomicBool>,
@@ -157,8 +232,8 @@ pub struct LogRotation {
 }
 
 impl LogRotation {
-    /// Starts the thread. `ranks`: the number of local ranks.
-    pub fn new(spec: log_rotation::LogRotationSpec, ranks: usize) -> io::Result<Self> {
+    /// Starts the thread.
+    pub fn new(spec: log_rotation::LogRotationSpec) -> io::Result<Self> {
         let (new, logs) = unbounded();
         let wakeup = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let over = Arc::new(AtomicBool::new(false));
@@ -176,7 +251,7 @@ impl LogRotation {
             // On an error of epoll the logs just grow.
             let _ = rotator.run();
         })?;
-        Ok(Self { spec, logs: vec![None; ranks], new, wakeup, over, asleep, thread: Some(thread) })
+        Ok(Self { spec, logs: Vec::new(), new, wakeup, over, asleep, thread: Some(thread) })
     }
 
     /// Adds the log of a local rank in its present attempt. `overwrite`: removes the older parts of an earlier job.
@@ -185,12 +260,14 @@ impl LogRotation {
             (1..=self.spec.backups).map(|n| numbered(path, n)).for_each(|old| drop(std::fs::remove_file(old)));
         }
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
-        let reserved = self.spec.until_shown.then_some(RESERVE);
+        let reserved = self.spec.until_shown.map(|_| RESERVE);
         let limit = self.spec.max_size;
-        let state = Mutex::new(RotatorState { file, removed: 0, hole: 0, limit, unread: None, reserved });
-        let (closed, until_shown) = (AtomicBool::new(false), self.spec.until_shown);
-        let log = Arc::new(RotatedLog { path: path.to_owned(), state, closed, until_shown });
-        self.logs[local_rank] = Some(log.clone());
+        let (removed, hole, unshown, shown_at, unread, lost) = (0, 0, None, clock::now(), 0, 0);
+        let state = RotatorState { file, removed, hole, limit, unshown, shown_at, unread, lost, reserved };
+        let captured = self.spec.until_shown.map(|patience| CaptureLimits { max_size: limit, patience });
+        let closed = AtomicBool::new(false);
+        let log = Arc::new(RotatedLog { path: path.to_owned(), state: Mutex::new(state), closed, captured });
+        self.logs.push((local_rank, log.clone()));
         let _ = self.new.send(log.clone());
         self.wakeup.write(1)?;
         Ok(log)
@@ -203,15 +280,15 @@ impl LogRotation {
         }
     }
 
-    /// The log of a local rank in its present attempt.
-    pub fn log(&self, local_rank: usize) -> Option<&RotatedLog> {
-        self.logs[local_rank].as_deref()
+    /// The log of the present attempt at this path.
+    pub fn log(&self, path: &Path) -> Option<&RotatedLog> {
+        self.logs.iter().map(|(_, log)| &**log).find(|log| log.path == path)
     }
 
     /// Ends rotation after all ranks have ended. A log that begins with a hole is rewritten without it; an open reader keeps
-    /// the old file. Returns the bytes that were removed from the beginning of each log, by local rank.
-    pub fn finish(&mut self) -> Vec<u64> {
-        let finish = |log: Arc<RotatedLog>| {
+    /// the old file.
+    pub fn finish(&mut self) -> Vec<FinishedLog> {
+        let finish = |(local_rank, log): (usize, Arc<RotatedLog>)| {
             let state = log.state();
             log.closed.store(true, Ordering::Relaxed);
             if state.reserved.is_some()
@@ -220,17 +297,30 @@ impl LogRotation {
                 // Gives back what was reserved behind its end (ftruncate(2) to its present size).
                 let _ = state.file.set_len(found.len());
             }
-            if state.hole == 0 {
-                return state.removed;
-            }
-            let rewritten = create_unfinished(&log.path).and_then(|new| {
-                copy(&state.file, state.hole..state.file.metadata()?.len(), &new, &|| true)?;
-                std::fs::rename(unfinished(&log.path), &log.path)
-            });
-            state.removed + if rewritten.is_ok() { state.hole } else { 0 }
+            let rewritten = || {
+                create_unfinished(&log.path).and_then(|new| {
+                    copy(&state.file, state.hole..state.file.metadata()?.len(), &new, &|| true)?;
+                    std::fs::rename(unfinished(&log.path), &log.path)
+                })
+            };
+            let hole = if state.hole > 0 && rewritten().is_ok() { state.hole } else { 0 };
+            FinishedLog { local_rank, path: log.path.clone(), removed: state.removed + hole, lost: state.lost }
         };
-        self.logs.iter_mut().map(|log| log.take().map_or(0, finish)).collect()
+        self.logs.drain(..).map(finish).collect()
     }
+}
+
+/// A log whose rotation has ended.
+#[derive(Debug)]
+pub struct FinishedLog {
+    /// Its local rank.
+    pub local_rank: usize,
+    /// Its path.
+    pub path: PathBuf,
+    /// Bytes that were removed from its beginning.
+    pub removed: u64,
+    /// Those of a captured stream that the console has not shown either.
+    pub lost: u64,
 }
 
 impl Drop for LogRotation {
@@ -302,17 +392,18 @@ impl Rotator {
     }
 
     fn rotate_if_full(&self, log: &RotatedLog) {
+        if log.is_captured() {
+            return log.shorten();
+        }
         let mut state = log.state();
         let size = state.file.metadata().map_or(0, |m| m.len());
-        state.extend_reserve(size);
         if size.saturating_sub(state.hole) < state.limit {
             return;
         }
         // Set back once the older part is removed. If that fails (full disk), the next try comes after as much growth.
         state.limit += self.spec.max_size;
         let block = state.file.metadata().map_or(4096, |m| m.blksize().max(1));
-        let unread = state.unread.map_or(u64::MAX, |position| position.saturating_sub(state.removed));
-        let range = state.hole..(size - TAIL_BYTES.min(size)).min(unread) / block * block;
+        let range = state.hole..(size - TAIL_BYTES.min(size)) / block * block;
         let Ok(file) = state.file.try_clone() else { return };
         drop(state);
         let wanted = || !self.over.load(Ordering::Relaxed) && !log.closed.load(Ordering::Relaxed);

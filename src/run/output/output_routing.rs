@@ -2,7 +2,7 @@
 
 use crate::plan::{LineFilter, ShownStream, Stream};
 use crate::run::launch::Launch;
-use crate::run::output::console::LogFollower;
+use crate::run::output::console::{LogFollower, Unshown};
 use crate::run::output::log_files;
 use crate::run::output::log_rotation::RotatedLog;
 use crate::run::output::pending_text::LogForm;
@@ -17,6 +17,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::warn;
 
 /// How long a file system that does not respond is waited for.
 const FILE_PATIENCE: Duration = Duration::from_secs(5);
@@ -48,16 +49,16 @@ impl<'a> OutputRouting<'a> {
             if launch.shown.keys().any(|(_, shown)| *shown == stream)
                 && let Some(console) = open_console(stream)
             {
-                routing.set_follower(stream.index(), console);
+                routing.set_follower(stream.index(), console, stream.name().to_owned());
             }
         }
         Ok(routing)
     }
 
-    /// `console`: `None` if it cannot be opened.
-    fn set_follower(&mut self, number: usize, console: Option<Console>) {
+    /// `console`: `None` if it cannot be opened; `name`: its name.
+    fn set_follower(&mut self, number: usize, console: Option<Console>, name: String) {
         let token = FOLLOWERS + number as u64;
-        self.followers[number] = console.map(|console| LogFollower::new(console, self.launch.colour, token));
+        self.followers[number] = console.map(|console| LogFollower::new((console, name), self.launch.colour, token));
         if self.followers[number].is_none() {
             self.failed.insert(number);
         }
@@ -127,8 +128,9 @@ impl<'a> OutputRouting<'a> {
         }
         self.attempt = Some(attempt);
         for (number, LineFilter { texts, file, .. }) in self.launch.filters.iter().enumerate() {
-            let opened = log_files::open(&self.launch.log_dir.join(file.at(attempt)), true).ok();
-            self.set_follower(2 + number, opened.map(Console::file));
+            let path = self.launch.log_dir.join(file.at(attempt));
+            let opened = log_files::open(&path, true).ok();
+            self.set_follower(2 + number, opened.map(Console::file), path.display().to_string());
             let follower = self.followers[2 + number].take();
             self.followers[2 + number] = follower.map(|follower| follower.only(texts));
         }
@@ -145,8 +147,12 @@ impl<'a> OutputRouting<'a> {
             let Some(follower) = slot else { continue };
             follower.all_ended();
             if number >= 2 {
-                // A file accepts everything at once.
-                let _ = follower.finish(FILE_PATIENCE, Duration::MAX, &[], &mut || false);
+                // A file accepts everything at once, unless its disk is full.
+                if let Ok(Unshown { logged: bytes @ 1.., .. }) =
+                    follower.finish(FILE_PATIENCE, Duration::MAX, &[], &mut || false)
+                {
+                    warn!("{}: lines of {bytes} bytes of output are missing in it", follower.name());
+                }
                 *slot = None;
             }
         }
@@ -260,11 +266,11 @@ mod tests {
         std::fs::create_dir(&folder).unwrap();
         let launch = launch(&plan, folder.clone());
         let path = folder.join("log");
-        let spec = LogRotationSpec { max_size: 1 << 20, backups: 1, until_shown: false };
+        let spec = LogRotationSpec { max_size: 1 << 20, backups: 1, until_shown: None };
         for round in 0..10 {
             let poll = Arc::new(Poller::new().unwrap());
             let mut routing = OutputRouting::new(&launch, poll.clone()).unwrap();
-            let mut rotation = LogRotation::new(spec, 1).unwrap();
+            let mut rotation = LogRotation::new(spec).unwrap();
             for attempt in 100 * round..100 * (round + 1) {
                 std::fs::write(&path, "").unwrap();
                 let rotated = rotation.add(0, &path, false).unwrap();

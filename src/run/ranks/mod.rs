@@ -20,7 +20,7 @@ use crate::run::launch::{Launch, LaunchListener};
 use crate::run::multi_node::torch_store::ServedTorchStore;
 use crate::run::output::console::LogFollower;
 use crate::run::output::log_files::{self, TAIL_BYTES};
-use crate::run::output::log_rotation::LogRotation;
+use crate::run::output::log_rotation::{LogRotation, RotatedLog};
 use crate::run::output::output_routing::OutputRouting;
 use crate::run::output::rank_terminal::RankTerminal;
 use crate::run::output::uncaught_file::UncaughtFile;
@@ -46,8 +46,10 @@ use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
 use crate::sys::process::tree;
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::warn;
@@ -87,6 +89,8 @@ pub struct RankProcesses<'a> {
     last_end: Duration,
     /// The TCPStore of the ranks, if the launcher serves it.
     store: ServedTorchStore<'a>,
+    /// Bytes of output that are neither on the console nor in a log, by rank.
+    pub lost: BTreeMap<ProcessLabel, u64>,
     /// Log rotation, if there is any.
     rotation: Option<LogRotation>,
     /// Copies logs to the console and to filter files.
@@ -135,12 +139,13 @@ impl<'a> RankProcesses<'a> {
             uncaught_files: launch.plan.ranks.iter().map(|_| None).collect(),
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
+            lost: BTreeMap::new(),
             sweep_budget: SweepBudget::default(),
             signal_budget: SweepBudget::default(),
             stop_watch,
             seen_at_kill: OnceCell::new(),
             last_end: Duration::ZERO,
-            rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
+            rotation: launch.rotation.map(LogRotation::new).transpose()?,
             routing: OutputRouting::new(launch, poll.clone())?,
             terminals: Vec::new(),
             said_not_captured: false,
@@ -207,20 +212,32 @@ impl<'a> RankProcesses<'a> {
 
     /// Ends log rotation, once nothing is written to the logs any more.
     pub fn finish_rotation(&mut self) {
-        let removed = self.rotation.as_mut().map(LogRotation::finish).unwrap_or_default();
-        for (process, removed) in self.processes.iter_mut().zip(removed) {
-            process.log_start = process.log_start.saturating_sub(removed);
-            process.log_end_at_failure = process.log_end_at_failure.map(|end| end.saturating_sub(removed));
+        for log in self.rotation.as_mut().map(LogRotation::finish).unwrap_or_default() {
+            let local_rank = log.local_rank;
+            if log.lost > 0 {
+                *self.lost.entry(self.launch.plan.ranks[local_rank].label()).or_default() += log.lost;
+            }
+            let process = &mut self.processes[local_rank];
+            if self.launch.tail_file(local_rank, process.attempt).is_some_and(|tail| tail == log.path) {
+                process.log_start = process.log_start.saturating_sub(log.removed);
+                process.log_end_at_failure = process.log_end_at_failure.map(|end| end.saturating_sub(log.removed));
+            }
         }
+    }
+
+    /// The rotation of the log with the end of a rank's output.
+    fn rotated_tail(&self, tail: Option<&PathBuf>) -> Option<&RotatedLog> {
+        self.rotation.as_ref()?.log(tail?)
     }
 
     /// The failure behind that of the rank that ended first.
     pub fn describe_failure(&self, ended_first: usize, exit: Exit) -> FirstFailure {
         let read = |local: usize, end: u64| {
-            let (process, rotated) = (&self.processes[local], self.rotation.as_ref().and_then(|all| all.log(local)));
+            let process = &self.processes[local];
+            let log = self.launch.tail_file(local, process.attempt);
+            let rotated = self.rotated_tail(log.as_ref());
             let offset = |position: u64| rotated.as_ref().map_or(position, |log| log.offset(position));
             let end = if end == u64::MAX { end } else { offset(end) };
-            let log = self.launch.tail_file(local, process.attempt);
             log.map(|log| log_files::tail_until(&log, offset(process.log_start), end, TAIL_BYTES)).unwrap_or_default()
         };
         first_failure::describe(&self.processes, ended_first, exit, &read)
@@ -319,10 +336,9 @@ impl RankHost for RankProcesses<'_> {
 
     fn has_lost_peer(&mut self, id: ChildId) -> bool {
         let start = self.processes[id.local_rank].log_start;
-        let log = self.rotation.as_ref().and_then(|rotation| rotation.log(id.local_rank));
-        let start = log.map_or(start, |log| log.offset(start));
         // Only the end: the rank may have lost a connection earlier and recovered.
         let last = self.launch.tail_file(id.local_rank, id.attempt);
+        let start = self.rotated_tail(last.as_ref()).map_or(start, |log| log.offset(start));
         last.is_some_and(|log| lost_peer(&log_files::tail(&log, start, LOST_PEER_BYTES)).is_some())
     }
 
@@ -345,7 +361,7 @@ impl RankHost for RankProcesses<'_> {
         self.terminals.iter().for_each(|(_, terminal)| terminal.drain());
         for local in 0..self.processes.len() {
             let log = self.launch.tail_file(local, self.processes[local].attempt);
-            let rotated = self.rotation.as_ref().and_then(|rotation| rotation.log(local));
+            let rotated = self.rotated_tail(log.as_ref());
             let removed = rotated.map_or(0, |log| FAR - log.offset(FAR));
             let end = log.and_then(|log| Some(std::fs::metadata(log).ok()?.len() + removed));
             self.processes[local].log_end_at_failure = end;

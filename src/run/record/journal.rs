@@ -176,7 +176,13 @@ struct JournalLine<'a> {
     what: &'a JournalEvent<'a>,
 }
 
-/// The journal of events. A write error (a full disk) ends the journal with a warning and does not affect the job.
+/// Bytes of events that wait for room on a full disk. Later ones are dropped: the sequence numbers of the next ones show it.
+const MAX_WAITING: usize = 1 << 20;
+/// Time between two writes to a full disk.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The journal of events. While its disk is full, events wait; another write error ends the journal. Both cause a warning and do
+/// not affect the job.
 #[derive(Debug, Default)]
 pub struct Journal {
     events: Option<File>,
@@ -188,6 +194,8 @@ pub struct Journal {
     sequence: u64,
     /// Complete lines that have not been written yet.
     unwritten: Vec<u8>,
+    /// When it is written again, while its disk is full.
+    retry_at: Option<Duration>,
 }
 
 impl Journal {
@@ -253,7 +261,9 @@ impl Journal {
         };
         self.sequence += 1;
         // A line has no map with keys that are not text, the only thing that JSON cannot express.
-        if let Ok(text) = serde_json::to_vec(&line) {
+        if let Ok(text) = serde_json::to_vec(&line)
+            && (self.retry_at.is_none() || self.unwritten.len() + text.len() < MAX_WAITING)
+        {
             self.unwritten.extend(text);
             self.unwritten.push(b'\n');
         }
@@ -261,17 +271,41 @@ impl Journal {
 
     /// Writes the events that have been noted.
     pub fn flush(&mut self) {
-        let lines = std::mem::take(&mut self.unwritten);
-        let Some(file) = self.events.as_mut().filter(|_| !lines.is_empty()) else { return };
-        match file.write_all(&lines) {
-            Ok(()) => self.length += lines.len() as u64,
+        if self.retry_at.is_none_or(|at| at <= clock::now()) {
+            self.write_now();
+        }
+    }
+
+    /// Writes the last events of a job. If the disk is full, they are missing in the file.
+    pub fn write_last(&mut self, what: JournalEvent<'_>) {
+        self.write_later(what);
+        self.write_now();
+    }
+
+    fn write_now(&mut self) {
+        let Some(file) = self.events.as_mut().filter(|_| !self.unwritten.is_empty()) else {
+            return self.unwritten.clear();
+        };
+        match file.write_all(&self.unwritten) {
+            Ok(()) => {
+                self.length += self.unwritten.len() as u64;
+                self.unwritten.clear();
+                self.retry_at = None;
+            }
             Err(error) => {
-                warn!("cannot write {} any more: {}", self.path.display(), log_files::plain(&error));
-                // Removes the incomplete lines, which readers could not parse.
-                if self.is_alone {
-                    let _ = file.set_len(self.length);
+                // Removes the incomplete lines, which readers could not parse. Other launchers' lines may follow them.
+                let may_wait = self.is_alone && file.set_len(self.length).is_ok() && log_files::has_no_room(&error);
+                let (path, why) = (self.path.display(), log_files::plain(&error));
+                match may_wait {
+                    true if self.retry_at.is_none() => warn!("cannot write {path} for now: {why}; it is tried again"),
+                    true => {}
+                    false => {
+                        warn!("cannot write {path} any more: {why}");
+                        self.events = None;
+                        self.unwritten.clear();
+                    }
                 }
-                self.events = None;
+                self.retry_at = may_wait.then(|| clock::now().saturating_add(RETRY));
             }
         }
     }

@@ -36,6 +36,10 @@ pub struct JobResult<'a> {
     ranks: Vec<RankRecord<'a>>,
     /// The number of killed leftovers that belong to no rank in particular.
     swept: usize,
+    /// Bytes of the ranks' output that the console has not shown and the logs have.
+    unshown_bytes: u64,
+    /// Bytes of the ranks' output that neither the console nor the logs have.
+    lost_bytes: u64,
     /// Processes that still run because the user wants them to.
     left_running: Vec<LeftRunning<'a>>,
     /// The failure report without colours; `None` for a job that exited successfully.
@@ -175,6 +179,8 @@ pub fn build_result<'a>(
         attempts: attempts.collect(),
         ranks: ranks.iter().enumerate().map(rank).collect(),
         swept: launched.rest.killed.len(),
+        unshown_bytes: launched.unshown.logged,
+        lost_bytes: launched.lost.values().sum(),
         left_running: left_running(&launched.rest),
         failure_report: failure.map(|(_, text)| text),
         reason: failed.map(Culprit::reason),
@@ -226,6 +232,8 @@ pub fn without_ranks<'a>(
         attempts: Vec::new(),
         ranks: Vec::new(),
         swept: 0,
+        unshown_bytes: 0,
+        lost_bytes: 0,
         left_running: Vec::new(),
         job_end,
         environment: BTreeMap::new(),

@@ -2,6 +2,7 @@
 
 use crate::spec::error::SpecError;
 use crate::spec::options::OptValues;
+use std::time::Duration;
 
 /// How logs are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,8 +11,9 @@ pub struct LogRotationSpec {
     pub max_size: u64,
     /// Number of older parts of a log to keep.
     pub backups: u32,
-    /// Whether a log keeps the lines that the console has not shown yet, because no other file has them.
-    pub until_shown: bool,
+    /// For a log that keeps the lines that the console has not shown yet, because no other file has them: how long a console that
+    /// shows nothing is waited for once the log has its maximum size.
+    pub until_shown: Option<Duration>,
 }
 
 /// Minimum size: the log always holds the last lines, which explain a failure.
@@ -25,7 +27,7 @@ pub fn check(values: &OptValues) -> Result<Option<LogRotationSpec>, SpecError> {
     };
     let Some(text) = values.text("log_max_size").filter(|text| !text.trim().is_empty()) else { return Ok(None) };
     match bytes(text) {
-        Some(max_size) if max_size >= LEAST => Ok(Some(LogRotationSpec { max_size, backups, until_shown: false })),
+        Some(max_size) if max_size >= LEAST => Ok(Some(LogRotationSpec { max_size, backups, until_shown: None })),
         Some(_) => Err(values.error("log_max_size", "is too small for a log", "give 1M or more")),
         None => Err(values.error(
             "log_max_size",

@@ -1,6 +1,7 @@
 //! Non-blocking writes to the console: a terminal, pipe or file. It is opened again, because O_NONBLOCK on the shared open
 //! file description would break the writes of the shell.
 
+use crate::sys::clock;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -23,6 +24,22 @@ enum WriteMode {
     /// Cannot be reopened (a terminal of another user): poll first, then write at most PIPE_BUF bytes.
     Polled,
 }
+
+/// What an output did with the bytes of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// It has accepted this many, one or more.
+    Bytes(usize),
+    /// It is full, and polls as writable once it is not.
+    Full,
+    /// It has accepted none, for a reason that may pass and that no poll shows, such as a full disk.
+    Refused(Errno),
+    /// Its reader is gone for good.
+    Gone,
+}
+
+/// Time between two writes to an output that refuses them.
+pub const RETRY: Duration = Duration::from_millis(200);
 
 /// Whether a rank at a terminal has left it in the middle of a line, such as a progress bar. Other text begins a new line.
 pub static MID_LINE: AtomicBool = AtomicBool::new(false);
@@ -61,9 +78,8 @@ impl Console {
         Self { fd: file.into(), mode: WriteMode::File }
     }
 
-    /// Writes as much as possible without waiting; returns 0 if nothing can be written now. An error is permanent: the reader
-    /// is gone, or the disk is full.
-    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+    /// Writes as much as possible without waiting. `bytes` is not empty.
+    pub fn write(&self, bytes: &[u8]) -> Accepted {
         let written = match self.mode {
             WriteMode::Private | WriteMode::File => nix::unistd::write(&self.fd, bytes),
             WriteMode::Socket => send(self.fd.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL),
@@ -77,30 +93,38 @@ impl Console {
             }
         };
         match written {
-            Err(Errno::EAGAIN | Errno::EINTR) => Ok(0),
-            other => Ok(other?),
+            Ok(0) | Err(Errno::EAGAIN | Errno::EINTR) => Accepted::Full,
+            Ok(written) => Accepted::Bytes(written),
+            Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => Accepted::Gone,
+            // A terminal that was hung up. Of a file it is an error of its disk.
+            Err(Errno::EIO) if !matches!(self.mode, WriteMode::File) => Accepted::Gone,
+            Err(error) => Accepted::Refused(error),
         }
     }
-}
 
-impl Console {
-    /// Writes all bytes, and waits up to `patience` each time that the output accepts none. Whether all bytes were written;
-    /// an output without a reader is no error.
-    pub fn write_all(&self, mut bytes: &[u8], patience: Duration) -> bool {
-        let timeout = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
-        while !bytes.is_empty() {
-            match self.write(bytes) {
-                Ok(0) => {
-                    let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
-                    if poll(&mut fds, timeout) == Ok(0) {
-                        return false;
-                    }
+    /// Writes all bytes, and waits up to `patience` each time that the output accepts none. Returns how many it has accepted.
+    pub fn write_all(&self, bytes: &[u8], patience: Duration) -> usize {
+        let (mut written, mut until) = (0, clock::now().saturating_add(patience));
+        while written < bytes.len() {
+            let accepted = self.write(&bytes[written..]);
+            let left = until.saturating_sub(clock::now());
+            let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
+            // An error of poll(2) is a signal: it is tried again at once.
+            let _ = match accepted {
+                Accepted::Bytes(more) => {
+                    written += more;
+                    until = clock::now().saturating_add(patience);
+                    continue;
                 }
-                Ok(written) => bytes = &bytes[written..],
-                Err(_) => return false,
-            }
+                Accepted::Gone => break,
+                _ if left.is_zero() => break,
+                Accepted::Full => poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)),
+                Accepted::Refused(_) => {
+                    poll(&mut [], PollTimeout::try_from(left.min(RETRY)).unwrap_or(PollTimeout::MAX))
+                }
+            };
         }
-        true
+        written
     }
 
     /// Whether it is a terminal.

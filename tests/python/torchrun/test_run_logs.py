@@ -335,13 +335,13 @@ def write(mebibytes):
 
 
 def test_captured_lines_wait_for_a_console_that_is_slow(place: TorchPlace) -> None:
-    place.script(WRITE + "write(90)\ntell('done')")
+    place.script(WRITE + "write(60)\ntell('done')")
     with place.start("train.py") as launcher:
         until((place.folder / "done.0").exists, "the rank's end")
         assert launcher.stderr is not None
         lines = sum(1 for line in launcher.stderr if line == b"x" * 63 + b"\n")
         assert launcher.wait(40) == 0
-    assert lines == 90 * 16384
+    assert lines == 60 * 16384
 
 
 def test_captured_lines_that_were_shown_are_not_kept(place: TorchPlace) -> None:

@@ -357,7 +357,9 @@ def test_a_full_disk_ends_no_job(place: Place) -> None:
     ended = run_on_a_small_disk(place, *command)
     assert ended.status == 5, ended.stderr
     events = place.folder / "log/rlaunch/events.jsonl"
-    assert ended.stderr.count(f"cannot write {events} any more: No space left on device") == 1
+    assert (
+        ended.stderr.count(f"cannot write {events} for now: No space left on device; it is tried again") == 1
+    )
     assert ended.stderr.count(" is full: the end of the ranks' logs may be missing") == 1
     assert ended.stderr.endswith("\nexit status 5 after 9 restarts\n")
     for line in place.text("after/rlaunch/events.jsonl").splitlines():
