@@ -199,7 +199,7 @@ fn listen(name: &str) -> Result<(UnixListener, PathBuf, Option<PathBuf>), NoCont
     let boot = boot_id();
     remove_stale(&folder, boot.as_deref());
     let system = |error| NoControlSocket::System(folder.clone(), error);
-    // One without the mark of a machine is removed by nobody else.
+    // One without the mark of a machine is removed by no other process.
     let mark = boot.map(|boot| format!("-{boot}")).unwrap_or_default();
     let path = folder.join(format!("{name}{mark}{ENDING}"));
     // Others take a socket that does not listen yet for one that was left behind.

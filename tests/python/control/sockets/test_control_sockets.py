@@ -150,7 +150,7 @@ def start_as(user: int, jobs: Jobs, front_end: list[str]) -> Iterator[subprocess
 
 
 def taken_by_another_user(jobs: Jobs, front_end: list[str]) -> None:
-    """Whoever makes `/tmp/rlaunch-UID` first takes no control away."""
+    """A user who makes `/tmp/rlaunch-UID` first takes no control away."""
     user = random.randrange(2_000_000_000, 2_100_000_000)
     folder = Path(f"/tmp/rlaunch-{user}")
     folder.mkdir()
@@ -200,7 +200,7 @@ def test_a_client_that_sends_nothing_more_gets_its_answers(jobs: Jobs) -> None:
 
 
 def test_no_client_with_an_open_request_is_dropped(jobs: Jobs) -> None:
-    """Those that ask nothing make room for others. Those that ask are answered, or told to try again."""
+    """Those that ask nothing make room for others; those that ask are answered."""
     with jobs.job(script=QUIET, ranks=1), contextlib.ExitStack() as clients:
         for _ in range(300):
             clients.enter_context(jobs.connect())
