@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+/// Looks in the time that no rank has to write anything.
+const LOOKS: u32 = 4;
 /// The longest time to the next look at ranks that hang: other nodes act on what was seen last.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// The time from the first further look at ranks that hold up other nodes to the second; it doubles each time.
@@ -10,7 +12,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// What a look at the ranks has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HangLook {
-    /// A rank has written something so long ago.
+    /// No rank has been seen to write anything for so long, which is too short.
     NotSilent(Duration),
     /// All ranks are silent, and a stack has moved.
     Moved,
@@ -86,14 +88,16 @@ impl HangWatch {
         let later = now.saturating_add(timeout);
         let (phase, action) = match (event, self.phase) {
             (HangEvent::NotRunning, _) => (HangPhase::Off, None),
-            (HangEvent::Running, HangPhase::Off) => (HangPhase::Waiting { look_at: later, reported: false }, None),
+            (HangEvent::Running, HangPhase::Off) => {
+                (HangPhase::Waiting { look_at: now.saturating_add(timeout / LOOKS), reported: false }, None)
+            }
             (HangEvent::Due, HangPhase::Waiting { look_at, reported }) if now >= look_at => {
                 (HangPhase::Looking { reported }, Some(HangAction::Look))
             }
             (HangEvent::Looked(look), HangPhase::Looking { reported }) => match look {
                 HangLook::NotSilent(ago) => {
-                    // Not at once, should it have been written in the future by a clock that was set back.
-                    let rest = timeout.saturating_sub(ago).max(timeout / 20);
+                    // Silence counts from the first look that has seen the last output.
+                    let rest = timeout.saturating_sub(ago).clamp(timeout / 20, timeout / LOOKS);
                     (HangPhase::Waiting { look_at: now.saturating_add(rest), reported: false }, None)
                 }
                 HangLook::Moved => (HangPhase::Waiting { look_at: later, reported: false }, None),
@@ -132,7 +136,7 @@ mod tests {
     fn looking() -> HangWatch {
         let mut watch = HangWatch::new(Some(T));
         assert_eq!(watch.handle(at(0), HangEvent::Running), None);
-        assert_eq!((watch.due(), watch.handle(at(99), HangEvent::Due)), (Some(T), None));
+        assert_eq!((watch.due(), watch.handle(at(24), HangEvent::Due)), (Some(at(25)), None));
         assert_eq!(watch.handle(at(100), HangEvent::Due), Some(HangAction::Look));
         assert_eq!(watch.due(), None, "no second look at once");
         watch
@@ -186,7 +190,10 @@ mod tests {
     fn the_next_look_is_when_the_silence_may_be_long_enough() {
         let mut watch = looking();
         watch.handle(at(100), HangEvent::Looked(HangLook::NotSilent(at(30))));
-        assert_eq!(watch.due(), Some(at(170)));
+        assert_eq!(watch.due(), Some(at(125)));
+        let mut watch = looking();
+        watch.handle(at(100), HangEvent::Looked(HangLook::NotSilent(at(90))));
+        assert_eq!(watch.due(), Some(at(110)));
         let mut watch = looking();
         watch.handle(at(100), HangEvent::Looked(HangLook::NotSilent(at(99))));
         assert_eq!(watch.due(), Some(at(105)));
@@ -200,7 +207,7 @@ mod tests {
         assert_eq!(watch.due(), None);
         watch.handle(at(200), HangEvent::Running);
         watch.handle(at(210), HangEvent::Running);
-        assert_eq!(watch.due(), Some(at(300)));
+        assert_eq!(watch.due(), Some(at(225)));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use crate::protocol::RankHang;
 use crate::report::stacks::{self, RankLine, StackDump, StackGroup};
 use crate::run::stacks::collector::StacksUnavailable;
-use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest, WrittenBytes};
+use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
+use crate::run::stacks::output_mark::OutputHistory;
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::supervise::{HangAction, HangEvent, HangLook, HangWatch};
 use crate::sys::clock;
@@ -94,8 +95,8 @@ pub struct HangDetector<'a> {
     began: Option<(u32, Duration)>,
     /// When a stack was last seen to have moved, or that attempt began.
     moved: Duration,
-    /// What each rank had written in all when it was last looked at.
-    written: WrittenBytes,
+    /// What was seen of the ranks' output.
+    output: OutputHistory,
     /// How many looks in a row have found a hang.
     looks: u32,
     has_warned: bool,
@@ -116,7 +117,7 @@ impl<'a> HangDetector<'a> {
             attempt: None,
             began: None,
             moved: Duration::ZERO,
-            written: WrittenBytes::new(),
+            output: OutputHistory::default(),
             looks: 0,
             has_warned: false,
         }
@@ -139,7 +140,7 @@ impl<'a> HangDetector<'a> {
         if attempt != self.attempt {
             self.attempt = attempt;
             self.watch.handle(now, HangEvent::NotRunning);
-            self.written.clear();
+            self.output.clear();
             self.reader.give_up();
             if let Some(attempt) = attempt {
                 self.watch.handle(now, HangEvent::Running);
@@ -165,7 +166,7 @@ impl<'a> HangDetector<'a> {
         {
             let mut ranks = targets();
             for rank in &mut ranks {
-                rank.written_before = self.written.get(&rank.local_rank).copied();
+                rank.seen = self.output.of(rank.local_rank, now);
             }
             if ranks.is_empty() {
                 self.watch.handle(now, HangEvent::Looked(HangLook::Moved));
@@ -195,8 +196,8 @@ impl<'a> HangDetector<'a> {
         now: Duration,
     ) -> (HangLook, Option<FoundHang>) {
         match answer {
-            Ok(StackAnswer::NotSilent { seconds, written }) => {
-                self.written = written;
+            Ok(StackAnswer::NotSilent { seconds, marks }) => {
+                self.output.note(now, marks);
                 (HangLook::NotSilent(duration(seconds)), None)
             }
             Ok(StackAnswer::Still { seconds, watched, dump }) => {

@@ -1,5 +1,6 @@
 //! What the reader process does: looks at the ranks' logs, reads their stacks, and compares them with those of a moment later.
 
+use super::output_mark::{OutputMark, OutputSeen};
 use crate::model::plain_text::escape;
 use crate::net::thread;
 use crate::probe::stacks;
@@ -44,15 +45,15 @@ pub struct RankTarget {
     pub heartbeat: Option<PathBuf>,
     /// Whether all its output goes to these files. If not, what its processes write anywhere counts as output.
     pub all_seen: bool,
-    /// What its processes had written in all when they were last looked at.
+    /// What was seen of its output by the looks before.
     #[serde(default)]
-    pub written_before: Option<u64>,
+    pub seen: Option<OutputSeen>,
 }
 
 impl RankTarget {
     /// A rank all of whose output goes to these files. `started`: in clock ticks since boot.
     pub fn new(local_rank: usize, (pid, started): (i32, u64), logs: Vec<PathBuf>) -> Self {
-        Self { local_rank, pid, started, logs, heartbeat: None, all_seen: true, written_before: None }
+        Self { local_rank, pid, started, logs, heartbeat: None, all_seen: true, seen: None }
     }
 
     /// Seconds since its start.
@@ -61,8 +62,8 @@ impl RankTarget {
     }
 }
 
-/// What the processes of each rank have written so far, in bytes, to files, pipes and terminals; by local rank.
-pub type WrittenBytes = BTreeMap<usize, u64>;
+/// The output of each rank at a look, by local rank.
+pub type OutputMarks = BTreeMap<usize, OutputMark>;
 
 /// What the reader process is asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -91,8 +92,8 @@ pub enum StackAnswer {
     NotSilent {
         /// The seconds.
         seconds: f64,
-        /// What each rank has written so far, if not all its output is seen.
-        written: WrittenBytes,
+        /// The output of each rank.
+        marks: OutputMarks,
     },
     /// All ranks are silent, and the stack of one has moved.
     Moved,
@@ -110,20 +111,15 @@ pub enum StackAnswer {
 /// Answers a request. Takes as long as the request says that stacks are watched, or longer where there are many processes.
 pub fn answer(request: &StackRequest) -> StackAnswer {
     let Some(hang) = &request.hang else { return StackAnswer::Stacks(dump(&request.ranks)) };
-    let written = written(&request.ranks);
-    let silence = |rank: &RankTarget| match written.get(&rank.local_rank) {
+    let marks = marks(&request.ranks);
+    let silence = |rank: &RankTarget| match (&rank.seen, marks.get(&rank.local_rank)) {
+        (Some(seen), Some(now)) if seen.mark == *now => seen.at_least,
         // It has written something since it was last looked at, or was not looked at yet.
-        Some(bytes) if rank.written_before != Some(*bytes) => 0.0,
-        _ => {
-            let beat = rank.heartbeat.as_slice();
-            let silences = [silent_seconds(&rank.logs), silent_seconds(beat), Some(rank.lived_seconds())];
-            silences.into_iter().flatten().fold(f64::INFINITY, f64::min)
-        }
+        _ => 0.0,
     };
-    let least = || request.ranks.iter().map(silence).fold(f64::INFINITY, f64::min);
-    let silent = least();
+    let silent = request.ranks.iter().map(silence).fold(f64::INFINITY, f64::min);
     if silent < hang.silent_seconds {
-        return StackAnswer::NotSilent { seconds: silent, written };
+        return StackAnswer::NotSilent { seconds: silent, marks };
     }
     let began = clock::now();
     let first = dump(&request.ranks);
@@ -141,25 +137,25 @@ pub fn answer(request: &StackRequest) -> StackAnswer {
         }
     }
     last.note_cpu_use(&first);
-    match least() {
-        now_silent if now_silent < silent => StackAnswer::NotSilent { seconds: now_silent, written },
-        now_silent => StackAnswer::Still { seconds: now_silent, watched: watched(), dump: last },
+    let now = self::marks(&request.ranks);
+    if now != marks {
+        return StackAnswer::NotSilent { seconds: 0.0, marks: now };
     }
+    StackAnswer::Still { seconds: silent + watched(), watched: watched(), dump: last }
 }
 
-/// What the processes of the ranks have written whose output is not all seen (proc_pid_io(5), wchar).
-fn written(ranks: &[RankTarget]) -> WrittenBytes {
-    let unseen: Vec<&RankTarget> = ranks.iter().filter(|rank| !rank.all_seen).collect();
-    if unseen.is_empty() {
-        return WrittenBytes::new();
-    }
-    let all = Snapshot::take();
+/// The output of the ranks at present. What their processes have written counts where not all of it is seen (proc_pid_io(5), wchar).
+fn marks(ranks: &[RankTarget]) -> OutputMarks {
+    let all = if ranks.iter().all(|rank| rank.all_seen) { Snapshot::default() } else { Snapshot::take() };
     let of = |pid: i32| -> Option<u64> {
         let text = String::from_utf8(procfs::read(pid, "io").ok()?).ok()?;
         text.lines().find_map(|line| line.strip_prefix("wchar:"))?.trim().parse().ok()
     };
-    let sum = |rank: &RankTarget| all.trees([rank.pid]).into_iter().filter_map(of).sum();
-    unseen.iter().map(|rank| (rank.local_rank, sum(rank))).collect()
+    let mark = |rank: &RankTarget| {
+        let written = (!rank.all_seen).then(|| all.trees([rank.pid]).into_iter().filter_map(of).sum());
+        (rank.local_rank, OutputMark::new(rank.logs.iter().chain(&rank.heartbeat), written))
+    };
+    ranks.iter().map(mark).collect()
 }
 
 fn dump(ranks: &[RankTarget]) -> StackDump {
@@ -169,9 +165,15 @@ fn dump(ranks: &[RankTarget]) -> StackDump {
     let all = Snapshot::take();
     let read = |rank: &RankTarget| {
         let (mut silent_seconds, mut last_line) = last_output.next().unwrap_or_default();
-        // An earlier job with the same log folder has written it.
-        if silent_seconds.is_some_and(|silent| silent > rank.lived_seconds()) {
-            (silent_seconds, last_line) = (None, None);
+        match &rank.seen {
+            Some(seen) if seen.at_most.is_some() => {
+                silent_seconds = silent_seconds.map(|by_clock| seen.limit(by_clock))
+            }
+            // An earlier job with the same log folder has written it.
+            _ if silent_seconds.is_some_and(|silent| silent > rank.lived_seconds()) => {
+                (silent_seconds, last_line) = (None, None);
+            }
+            _ => {}
         }
         let processes = stacks::read_tree(&all, rank.pid, rank.started);
         RankStacks { local_rank: rank.local_rank, processes, silent_seconds, last_line }
@@ -179,7 +181,7 @@ fn dump(ranks: &[RankTarget]) -> StackDump {
     StackDump { ranks: ranks.iter().map(read).collect() }
 }
 
-/// Seconds since one of these files was written to; `None`: none can be read.
+/// Seconds since one of these files was written to, by the clocks of this machine and of the file server; `None`: none can be read.
 pub fn silent_seconds(logs: &[PathBuf]) -> Option<f64> {
     let written = |log: &PathBuf| {
         let data = std::fs::metadata(log).ok()?;

@@ -3,6 +3,7 @@
 
 pub mod collector;
 pub mod look;
+pub mod output_mark;
 pub mod polled_reader;
 
 use crate::model::{ProcessLabel, Role};

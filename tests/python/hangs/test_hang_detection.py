@@ -260,3 +260,42 @@ def test_values_that_mean_nothing(option: str, text: str, place: Place) -> None:
     ended = place.run(option, place.script(""))
     assert ended.status == 2, ended.stderr
     assert text in ended.stderr, ended.stderr
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("sign", ["print('step', flush=True)", "rlaunch.heartbeat()"])
+def test_the_times_of_files_are_compared_with_no_clock(sign: str, hours: int, place: Place) -> None:
+    """A file server whose clock is an hour behind, or ahead."""
+    place.script(f"""
+        import rlaunch
+        tell("ready", os.getpid())
+        files = [os.environ["RLAUNCH_EXCEPTION_FILE"], "log/workerlog.0"]
+        while True:
+            {sign}
+            for file in files:
+                os.utime(file, (time.time() + {hours * 3600},) * 2)
+            time.sleep(0.05)
+    """)
+    arguments = ("--hang_timeout=1", "--log_level=DEBUG", "train.py")
+    with place.start("--nproc_per_node=1", *arguments) as launcher:
+        place.ready(1)
+        assert launcher.stderr is not None
+        for _ in range(6):
+            until(lambda: b"NotSilent" in launcher.stderr.readline(), "a look")
+        launcher.send_signal(signal.SIGTERM)
+        assert REPORT not in place.wait(launcher).stderr
+    assert hangs(place) == []
+
+
+def test_a_hang_is_found_though_the_clock_of_its_files_is_ahead(place: Place) -> None:
+    place.script("""
+        print("here", flush=True)
+        os.utime("log/workerlog.0", (time.time() + 3600,) * 2)
+        sleep()
+    """)
+    with place.start("--nproc_per_node=1", "--hang_timeout=1", "train.py") as launcher:
+        await_hang(place)
+        launcher.send_signal(signal.SIGTERM)
+        place.wait(launcher)
+    (hang,) = hangs(place)
+    assert 1 <= hang["silent_seconds"] < 3600
