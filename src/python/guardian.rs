@@ -6,6 +6,7 @@ use super::errors::os_error;
 use crate::run::sweep;
 use crate::run::sweep::Leftover;
 use crate::run::sweep::no_sweep::NoSweep;
+use crate::run::sweep::paddle_memory;
 use crate::spec::no_sweep;
 use crate::sys::clock;
 use crate::sys::io::fd;
@@ -224,6 +225,12 @@ pub fn find_leftovers(key: &str) -> Vec<i32> {
         .found
         .into_iter()
         .collect()
+}
+
+/// Whether a process id in the name of shared memory of this user can only be that of a process of this PID namespace.
+#[pyfunction]
+pub fn is_shared_memory_private(py: Python<'_>) -> bool {
+    py.detach(paddle_memory::is_private)
 }
 
 /// The line that says what is not found where processes cannot be looked up in /proc; None where they can, and after the

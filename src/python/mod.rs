@@ -67,7 +67,8 @@ mod lib {
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]
     use super::guardian::{
-        Guardian, find_leftovers, guard, left_line, mark_memory, procfs_line, sweep_leftovers, swept_line,
+        Guardian, find_leftovers, guard, is_shared_memory_private, left_line, mark_memory, procfs_line,
+        sweep_leftovers, swept_line,
     };
     #[pymodule_export]
     use super::join::Joiner;

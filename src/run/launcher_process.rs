@@ -9,13 +9,15 @@ use crate::run::launch::Launch;
 use crate::run::multi_node::lease_guard::LeaseGuard;
 use crate::run::stop_requests::SchedulerSigterm;
 use crate::run::sweep;
-use crate::run::sweep::SweepResult;
+use crate::run::sweep::job_children::JobChildren;
+use crate::run::sweep::{SweepResult, paddle_memory};
 use crate::run::zygote;
 use crate::sys::clock;
 use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::pidfd;
 use crate::sys::process::pidfd::CollectedStatus;
+use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn::{ForkSide, SpawnedProcess, fork_launcher, other_threads};
 use crate::sys::process::tree;
 use crate::sys::signals::{self, SignalPipe, Signals};
@@ -104,8 +106,9 @@ pub struct LauncherSide {
     requests: OwnedFd,
     /// Whether SIGWINCH means nothing else than a new window size.
     resizes: bool,
-    /// Children that existed before: `exec python -m rlaunch` in a shell script inherits those of the shell.
-    earlier_children: BTreeSet<i32>,
+    /// Whether other programs' processes may become children of this one: it had children before (`exec python -m rlaunch` in a shell
+    /// script inherits those of the shell), or it is process 1 of a container (`kubectl exec`).
+    has_strangers: bool,
 }
 
 /// How the supervisor process ended.
@@ -132,7 +135,8 @@ const STUCK: Duration = Duration::from_secs(10);
 /// Forks the supervisor process. All that may fail comes before: a failure afterwards would be one of two processes.
 pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     tree::become_subreaper()?;
-    let earlier_children = tree::children(std::process::id() as i32).into_iter().collect();
+    let own = std::process::id() as i32;
+    let has_strangers = own == 1 || !tree::children(own).is_empty();
     for signal in [libc::SIGCHLD, libc::SIGTSTP] {
         signals.install_one(signal);
     }
@@ -152,7 +156,7 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     }
     match fork_launcher()? {
         ForkSide::Parent(supervisor) => {
-            Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, resizes, earlier_children }))
+            Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, resizes, has_strangers }))
         }
         ForkSide::Child { parent } => {
             // As in the launcher process, where it has not failed.
@@ -195,7 +199,7 @@ impl LauncherSide {
             let ready = poll.wait(deadline.map(|at| at.saturating_sub(clock::now())))?;
             // First of all, also after a pause of this process.
             if let Some(guard) = &guard {
-                guard.enforce(launch.cgroup.as_ref(), &self.earlier_children)?;
+                guard.enforce(launch.cgroup.as_ref())?;
             }
             if ready.contains(&STATUS) {
                 if let Some(status) = self.reported() {
@@ -206,6 +210,9 @@ impl LauncherSide {
             for signal in signals.drain() {
                 match signal {
                     // Orphans are reparented to this process if it is PID 1 or the supervisor process is gone.
+                    libc::SIGCHLD if self.has_strangers => {
+                        sweep::reap_strangers(|pid| pid == self.supervisor.pid);
+                    }
                     libc::SIGCHLD => sweep::reap_orphans(|pid| pid == self.supervisor.pid),
                     libc::SIGTSTP => {
                         self.send(libc::SIGTSTP);
@@ -235,7 +242,7 @@ impl LauncherSide {
                     if let Some(status) = self.reported() {
                         return Ok(SupervisorExit::Status(status));
                     }
-                    return Ok(SupervisorExit::Lost(SupervisorLoss::Ended(exit), self.sweep(launch)));
+                    return Ok(SupervisorExit::Lost(SupervisorLoss::Ended(exit), self.sweep(launch, BTreeSet::new())));
                 }
             }
             if let Some(late) = deadline.and_then(|at| clock::now().checked_sub(at)) {
@@ -247,18 +254,27 @@ impl LauncherSide {
                     deadline = Some(clock::now().saturating_add(STUCK));
                     continue;
                 }
+                let all = Snapshot::take();
+                let tree = all.trees([self.supervisor.pid]);
+                let known = tree.into_iter().filter_map(|pid| Some((pid, all.get(pid)?.started))).collect();
                 self.send(libc::SIGKILL);
-                return Ok(SupervisorExit::Lost(SupervisorLoss::Stuck, self.sweep(launch)));
+                return Ok(SupervisorExit::Lost(SupervisorLoss::Stuck, self.sweep(launch, known)));
             }
         }
     }
 
-    /// Kills all descendants of this process, including the supervisor process, and all processes with the job's key.
-    fn sweep(&self, launch: &Launch<'_>) -> SweepResult {
-        let cgroup = launch.cgroup.as_ref();
-        let swept = sweep::all(&self.earlier_children, &launch.no_sweep, cgroup, clock::now(), &mut || false);
-        let mut swept = sweep::result_of_last(swept);
+    /// Kills the descendants of this process that belong to the job, including the supervisor process, and all processes with the job's
+    /// key. `known`: the processes of the job, by id and start time, as far as they were seen below the supervisor process.
+    fn sweep(&self, launch: &Launch<'_>, known: BTreeSet<(i32, u64)>) -> SweepResult {
+        let (cgroup, none) = (launch.cgroup.as_ref(), BTreeSet::new());
         let key = (launch.job_key.as_str(), launch.key_places());
+        let mut job = if self.has_strangers {
+            JobChildren::Marked { variable: sweep::KEY, prefix: format!("{}/", key.0), places: key.1, known }
+        } else {
+            JobChildren::AllBut(&none)
+        };
+        let swept = sweep::of_job(&mut job, &launch.no_sweep, cgroup, clock::now(), &mut || false);
+        let mut swept = sweep::result_of_last(swept);
         let strays = sweep::result_of_last(sweep::by_key(key, &launch.no_sweep, &BTreeSet::new(), None));
         swept.killed.extend(strays.killed);
         swept.left.extend(strays.left);
@@ -271,6 +287,7 @@ impl LauncherSide {
         // These two belong to the launcher, not to the job.
         swept.killed.retain(|process| process.pid != self.supervisor.pid && process.name != zygote::NAME);
         sweep::close(cgroup, &launch.no_sweep);
+        paddle_memory::warn_of_doubtful();
         swept
     }
 

@@ -42,7 +42,7 @@ impl<'a> LeaseGuard<'a> {
     }
 
     /// Kills the ranks if they have outlived the lease; else sets the timer, which wakes the caller. To be called at each wake.
-    pub fn enforce(&self, cgroup: Option<&JobCgroup>, spared: &BTreeSet<i32>) -> io::Result<()> {
+    pub fn enforce(&self, cgroup: Option<&JobCgroup>) -> io::Result<()> {
         self.lease.take_changes();
         let Some(at) = self.lease.enforced_at() else {
             self.has_acted.set(false);
@@ -53,7 +53,7 @@ impl<'a> LeaseGuard<'a> {
             return self.timer.set(Some(at));
         }
         self.lease.enforce();
-        let killed = self.kill(cgroup, spared);
+        let killed = self.kill(cgroup);
         if killed > 0 && !self.has_acted.replace(true) {
             warn!(
                 "this node's lease has lapsed, and its supervisor process (pid {}) has not ended the ranks in time: the launcher \
@@ -64,8 +64,9 @@ impl<'a> LeaseGuard<'a> {
         self.timer.set(Some(now + AGAIN))
     }
 
-    /// Kills all descendants of this process but the supervisor process, also those that no sweep would end. Returns how many.
-    fn kill(&self, cgroup: Option<&JobCgroup>, spared: &BTreeSet<i32>) -> usize {
+    /// Kills all descendants of the supervisor process, also those that no sweep would end. Returns how many. Orphans of ranks are
+    /// its children; those of this process are none of the job.
+    fn kill(&self, cgroup: Option<&JobCgroup>) -> usize {
         let mut killed = BTreeSet::new();
         if let Some(cgroup) = cgroup {
             let is_alive = |pid: &i32| ProcStat::of(*pid).is_some_and(|stat| stat.is_alive());
@@ -79,9 +80,7 @@ impl<'a> LeaseGuard<'a> {
         }
         for _ in 0..PASSES {
             let all = Snapshot::take();
-            let mut there = all.descendants(std::process::id() as i32);
-            let kept = all.trees(spared.iter().copied());
-            there.retain(|pid| *pid != self.supervisor && !kept.contains(pid));
+            let there = all.descendants(self.supervisor);
             let stats = there.iter().filter_map(|pid| Some((*pid, all.get(*pid)?)));
             let (alive, gone): (Vec<_>, Vec<_>) = stats.partition(|(_, stat)| stat.is_alive());
             // Other threads of theirs may run.

@@ -199,6 +199,7 @@ impl<'a> RankProcesses<'a> {
     /// Removes shared memory that ranks which have ended have created. Only after the last rank: another may read it.
     pub fn remove_memory(&self) {
         paddle_memory::remove_of(&self.processes.iter().filter_map(|process| process.pid).collect());
+        paddle_memory::warn_of_doubtful();
     }
 
     /// Closes the ranks' terminals after the last output has been copied to the logs.
@@ -354,6 +355,7 @@ impl RankHost for RankProcesses<'_> {
 
     fn before_kill(&mut self, pids: &[i32]) {
         self.seen_at_kill = OnceCell::new();
+        self.signal_budget.see_memory(pids);
         sweep::await_torch_memory(pids);
     }
 

@@ -76,7 +76,7 @@ pub fn after_rank(
             there.into_iter().partition(|pid| is_last && in_group(pid));
         spare_helpers(&budget.reader, &mut there, &all, begun);
         there.extend(doomed);
-        kill(&there, &all, &mut found);
+        kill(&budget.reader, &there, &all, &mut found);
         if is_last {
             break;
         }
@@ -135,6 +135,13 @@ impl SweepBudget {
         // If this process is killed, the kernel kills each rank with the main thread, but its group only once the last thread has
         // closed the lifeline: too late if the rank is gone by then.
         self.reader.end_thread();
+    }
+
+    /// Notes the shared memory of ranks that are about to be signalled, and of the processes that they have started.
+    pub fn see_memory(&mut self, ranks: &[i32]) {
+        let begun = clock::now();
+        paddle_memory::see(&self.reader, || Snapshot::take().trees(ranks.iter().copied()));
+        self.spend(since(begun));
     }
 
     /// Forgets the keys of processes that have ended, once these are the most.

@@ -3,12 +3,14 @@
 
 pub mod after_rank;
 pub mod group_signal;
+pub mod job_children;
 mod new_children;
 pub mod no_sweep;
 pub mod paddle_memory;
 pub mod stop_watch;
 
 use crate::run::stacks::is_reader;
+use crate::run::sweep::job_children::JobChildren;
 use crate::run::sweep::no_sweep::{LATE_PATIENCE, NoSweep};
 use crate::run::sweep::paddle_memory::RemovedMemory;
 use crate::supervise::KILL_PATIENCE;
@@ -195,7 +197,10 @@ fn was_killed(pid: i32, all: &Snapshot, killed: &Killed) -> bool {
 }
 
 /// Kills processes that the snapshot shows and records them, but for readers of stacks.
-fn kill(pids: &BTreeSet<i32>, all: &Snapshot, killed: &mut Killed) {
+fn kill(reader: &LockedFileReader, pids: &BTreeSet<i32>, all: &Snapshot, killed: &mut Killed) {
+    if !pids.is_empty() {
+        paddle_memory::see(reader, || pids.clone());
+    }
     for (pid, stat) in pids.iter().filter_map(|pid| Some((*pid, all.get(*pid)?))) {
         // The number may have gone to another process since.
         let is_reader = is_reader(pid, stat);
@@ -244,19 +249,35 @@ fn check_list(found: &Killed) -> Result<(), SweepError> {
 /// Reaps orphans as `tree::reap_orphans` does, on the event loop, and removes their shared memory. The next turn of the loop reaps
 /// those that are left.
 pub fn reap_orphans(is_known: impl Fn(i32) -> bool) {
+    paddle_memory::remove_of(&reap_strangers(is_known));
+}
+
+/// Reaps orphans that may be none of the job: their shared memory is left. Returns their ids.
+pub fn reap_strangers(is_known: impl Fn(i32) -> bool) -> BTreeSet<i32> {
     let begun = clock::now();
     let reaped = tree::reap_orphans(EVENT_LOOP_REAPING, is_known);
     if since(begun) >= EVENT_LOOP_REAPING {
         signals::wake();
     }
-    paddle_memory::remove_of(&reaped.into_iter().collect());
+    reaped.into_iter().collect()
 }
 
 /// Kills and reaps all descendants of this process and all members of the job's cgroup until none is left. `kept`: children
-/// that do not belong to the job; they and their descendants are spared. `begun`: since when helpers could clean up;
-/// `is_urgent`: whether they get no more time.
+/// that do not belong to the job; they and their descendants are spared.
 pub fn all(
     kept: &BTreeSet<i32>,
+    no_sweep: &NoSweep,
+    cgroup: Option<&JobCgroup>,
+    begun: Duration,
+    is_urgent: &mut dyn FnMut() -> bool,
+) -> Result<SweepResult, SweepError> {
+    of_job(&mut JobChildren::AllBut(kept), no_sweep, cgroup, begun, is_urgent)
+}
+
+/// The same with those children that belong to the job. `begun`: since when helpers could clean up;
+/// `is_urgent`: whether they get no more time.
+pub fn of_job(
+    job: &mut JobChildren<'_>,
     no_sweep: &NoSweep,
     cgroup: Option<&JobCgroup>,
     mut begun: Duration,
@@ -278,13 +299,13 @@ pub fn all(
         if let Some(cgroup) = populated {
             kill_cgroup(&reader, cgroup, no_sweep, begun, &mut found);
         }
-        let reaped = tree::reap_orphans(new_children::REAPING, |pid| kept.contains(&pid));
+        let reaped = tree::reap_orphans(new_children::REAPING, |pid| job.leaves_zombie(pid));
         let members = populated.map(JobCgroup::members).into_iter().flatten();
-        let roots: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !kept.contains(pid)).collect();
+        let children = tree::children(this());
         let (mut there, mut all) = (members.collect::<BTreeSet<i32>>(), Snapshot::default());
-        if !there.is_empty() || !roots.is_empty() {
+        if !there.is_empty() || children.iter().any(|pid| !job.leaves_zombie(*pid)) {
             all = Snapshot::take();
-            there.extend(all.trees(roots));
+            there.extend(job.trees(&reader, children, &all));
         }
         there.retain(|pid| all.get(*pid).is_some_and(|stat| !stat.is_gone()));
         let was_killed = |pid: i32| was_killed(pid, &all, &found);
@@ -292,17 +313,17 @@ pub fn all(
         let (left, late) = (leftovers(spared.left), spared.late);
         let is_none_reaped = reaped.is_empty();
         let have_others_ended = reaped.iter().any(|pid| !found.contains_key(pid));
-        seen.extend(reaped);
+        seen.extend(reaped.into_iter().filter(|pid| job.owned(*pid)));
         seen.extend(&there);
         // Reaped processes may have left children that are not on the list.
         if there.is_empty() && populated.is_none() && is_none_reaped {
-            let reaped = tree::reap_orphans(new_children::REAPING, |pid| kept.contains(&pid));
+            let reaped = tree::reap_orphans(new_children::REAPING, |pid| job.leaves_zombie(pid));
             if reaped.is_empty() {
                 check_list(&found)?;
                 let memory = paddle_memory::remove_of(&with_killed(seen, &found));
                 return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left, memory });
             }
-            seen.extend(reaped);
+            seen.extend(reaped.into_iter().filter(|pid| job.owned(*pid)));
         }
         let mut todo: BTreeSet<i32> = there.iter().copied().filter(|pid| !was_killed(*pid)).collect();
         let are_late_spared = spare_late(&late, &mut todo, begun);
@@ -327,9 +348,12 @@ pub fn all(
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(SweepResult { killed, stuck, left, memory });
         }
-        kill(&todo, &all, &mut found);
+        kill(&reader, &todo, &all, &mut found);
         let is_one_spared = !left.is_empty() || are_late_spared || are_helpers_spared;
-        if spent > LISTS_PATIENCE && is_one_new && !is_one_spared && populated.is_none() {
+        let must_run = spent > LISTS_PATIENCE && is_one_new && !is_one_spared && populated.is_none();
+        if let JobChildren::AllBut(kept) = job
+            && must_run
+        {
             seen.extend(new_children::kill(kept, since(listed)));
         } else {
             pause(interval(listed));
@@ -354,6 +378,9 @@ fn kill_cgroup(reader: &LockedFileReader, cgroup: &JobCgroup, no_sweep: &NoSweep
     }
     let state = |pid: &i32| Some((*pid, all.get(*pid).filter(|stat| stat.is_alive())?.clone()));
     let seen: Killed = there.iter().filter_map(state).collect();
+    if !seen.is_empty() {
+        paddle_memory::see(reader, || seen.keys().copied().collect());
+    }
     // If it fails, the members are killed one by one.
     if cgroup.kill().is_ok() {
         found.extend(seen);
@@ -412,7 +439,7 @@ pub fn by_key(
             return Ok(SweepResult { killed, stuck, left, memory });
         }
         let there = tree::with_key_prefix(&reader, there, (KEY, &prefix), places);
-        kill(&with_recognized(there, &all, &mut recognized), &all, &mut found);
+        kill(&reader, &with_recognized(there, &all, &mut recognized), &all, &mut found);
         pause(interval(listed));
     }
 }

@@ -1,19 +1,27 @@
 //! Shared memory of Paddle's DataLoader: files `/dev/shm/paddle_PID_...`, where PID is the process that created them. They are
-//! removed by name once that process has ended. SIGTERM and a wait before SIGKILL would be less certain: a worker that is
-//! stopped, blocked or slow, or whose program handles SIGTERM, does not clean up in time, nor does one that dies by a SIGKILL to
-//! its process group.
+//! removed once that process has ended. SIGTERM and a wait before SIGKILL would be less certain: a worker that is stopped, blocked
+//! or slow, or whose program handles SIGTERM, does not clean up in time, nor does one that dies by a SIGKILL to its process group.
+//!
+//! The number in the name is no proof: containers that share /dev/shm have processes with the same numbers. A file is removed only
+//! if a process of the job was seen to have it open or mapped, or if no other PID namespace shares the folder.
 
 use crate::sys::clock;
 use crate::sys::process::pidfd;
+use crate::sys::process::procfs;
+use crate::sys::process::procfs::namespace;
+use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
+use nix::sys::stat::makedev;
 use nix::unistd::geteuid;
-use std::collections::BTreeSet;
-use std::fs::DirEntry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use tracing::warn;
 
 /// Where POSIX shared memory lies (shm_open(3)).
 const FOLDER: &str = "/dev/shm";
@@ -24,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How often such a process is looked at.
 const INTERVAL: Duration = Duration::from_millis(1);
 
+/// The most files that one warning names.
+const MAX_NAMED: usize = 3;
+
 /// A file that was removed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RemovedMemory {
@@ -33,30 +44,139 @@ pub struct RemovedMemory {
     pub size: u64,
 }
 
-/// Removes the shared memory that these processes have created through Paddle. A process that has not ended keeps its own.
+/// Device and inode of a file: its identity. tmpfs counts inodes upwards.
+type FileId = (u64, u64);
+
+/// A file of Paddle's.
+struct MemoryFile {
+    path: PathBuf,
+    name: String,
+    /// The process in its name.
+    creator: i32,
+    id: FileId,
+    size: u64,
+}
+
+/// Files that processes of the job had open or mapped, and files that were left because no process was seen to have them.
+#[derive(Debug)]
+struct Sightings {
+    seen: BTreeSet<FileId>,
+    doubtful: BTreeMap<FileId, PathBuf>,
+}
+
+static SIGHTINGS: Mutex<Sightings> = Mutex::new(Sightings { seen: BTreeSet::new(), doubtful: BTreeMap::new() });
+
+/// Notes which files these processes of the job have open or mapped. To be called before they are ended: a process that has ended
+/// shows no file. Reads nothing of them while the folder has no file of Paddle's.
+pub fn see(reader: &LockedFileReader, processes: impl FnOnce() -> BTreeSet<i32>) {
+    let files: BTreeSet<FileId> = list(Path::new(FOLDER)).into_iter().map(|file| file.id).collect();
+    if files.is_empty() {
+        return;
+    }
+    let processes = processes();
+    let mapped = mapped_by(reader, processes.clone());
+    let open = processes.iter().filter_map(|pid| procfs::list(*pid, "fd").ok()).flatten().flatten();
+    let open = open.filter_map(|entry| std::fs::metadata(entry.path()).ok()).map(|found| id(&found));
+    let held: BTreeSet<FileId> = mapped.into_iter().chain(open).filter(|id| files.contains(id)).collect();
+    let mut sightings = SIGHTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    sightings.seen.retain(|id| files.contains(id));
+    sightings.seen.extend(held);
+}
+
+/// The files that these processes have mapped.
+fn mapped_by(reader: &LockedFileReader, mut processes: BTreeSet<i32>) -> BTreeSet<FileId> {
+    let (mut found, until) = (BTreeSet::new(), clock::now() + PATIENCE);
+    loop {
+        let maps = reader.read_each(processes, LockedFile::MemoryMap).map(mapped_files);
+        found.extend(maps.found.into_values().flatten());
+        processes = maps.late;
+        // On a busy machine a read may take longer than the reader waits.
+        if processes.is_empty() || clock::now() >= until {
+            return found;
+        }
+        pidfd::await_any(&[], INTERVAL);
+    }
+}
+
+/// The files in a memory map (proc_pid_maps(5)): address, permissions, offset, device, inode.
+fn mapped_files(map: &[u8]) -> Vec<FileId> {
+    let file = |line: &[u8]| {
+        let mut fields = std::str::from_utf8(line.get(..line.len().min(128))?).ok()?.split_ascii_whitespace().skip(3);
+        let (major, minor) = fields.next()?.split_once(':')?;
+        let inode = fields.next()?.parse().ok().filter(|inode| *inode != 0)?;
+        Some((makedev(u64::from_str_radix(major, 16).ok()?, u64::from_str_radix(minor, 16).ok()?), inode))
+    };
+    map.split(|byte| *byte == b'\n').filter_map(file).collect()
+}
+
+fn id(file: &Metadata) -> FileId {
+    (file.dev(), file.ino())
+}
+
+/// Removes the shared memory that these processes have created through Paddle. A process that has not ended keeps its own. A file
+/// that may be another container's is left; `warn_of_doubtful` names it.
 pub fn remove_of(creators: &BTreeSet<i32>) -> Vec<RemovedMemory> {
-    let until = clock::now() + PATIENCE;
-    if creators.is_empty() { Vec::new() } else { remove_in(Path::new(FOLDER), creators, |pid| has_ended(pid, until)) }
-}
-
-fn remove_in(folder: &Path, creators: &BTreeSet<i32>, has_ended: impl Fn(i32) -> bool) -> Vec<RemovedMemory> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let of_creators =
-        |entry: DirEntry| creator(entry.file_name().as_bytes()).filter(|p| creators.contains(p)).map(|p| (p, entry));
+    if creators.is_empty() {
+        return Vec::new();
+    }
+    let (folder, until) = (Path::new(FOLDER), clock::now() + PATIENCE);
     // The list is complete before the processes are looked at: a process that gets one of these ids later has no file on it.
-    let files: Vec<(i32, DirEntry)> = entries.flatten().filter_map(of_creators).collect();
-    let pids: BTreeSet<i32> = files.iter().map(|(pid, _)| *pid).collect();
-    let ended: BTreeSet<i32> = pids.into_iter().filter(|pid| has_ended(*pid)).collect();
-    files.into_iter().filter(|(pid, _)| ended.contains(pid)).filter_map(|(_, file)| remove(&file)).collect()
+    let mut files = list(folder);
+    files.retain(|file| creators.contains(&file.creator));
+    let pids: BTreeSet<i32> = files.iter().map(|file| file.creator).collect();
+    let ended: BTreeSet<i32> = pids.into_iter().filter(|pid| has_ended(*pid, until)).collect();
+    files.retain(|file| ended.contains(&file.creator));
+    let mut sightings = SIGHTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut certain, doubtful): (Vec<_>, Vec<_>) =
+        files.into_iter().partition(|file| sightings.seen.contains(&file.id));
+    if !doubtful.is_empty() && is_private() {
+        certain.extend(doubtful);
+    } else {
+        sightings.doubtful.extend(doubtful.into_iter().map(|file| (file.id, file.path)));
+    }
+    drop(sightings);
+    certain.into_iter().filter_map(remove).collect()
 }
 
-/// Removes a regular file of this user.
-fn remove(file: &DirEntry) -> Option<RemovedMemory> {
-    // Does not follow a symbolic link (fstatat(2) with AT_SYMLINK_NOFOLLOW).
-    let found = file.metadata().ok()?;
-    let is_ours = found.file_type().is_file() && found.uid() == geteuid().as_raw();
-    (is_ours && std::fs::remove_file(file.path()).is_ok())
-        .then(|| RemovedMemory { name: file.file_name().to_string_lossy().into_owned(), size: found.size() })
+/// Whether a process id in a name can only be that of a process of this PID namespace.
+pub fn is_private() -> bool {
+    namespace::is_private(Path::new(FOLDER))
+}
+
+/// Names once the files that `remove_of` has left, as far as they are still there.
+pub fn warn_of_doubtful() {
+    let left = std::mem::take(&mut SIGHTINGS.lock().unwrap_or_else(PoisonError::into_inner).doubtful);
+    let is_there = |(file, path): &(FileId, PathBuf)| path.symlink_metadata().is_ok_and(|found| id(&found) == *file);
+    let there: Vec<String> = left.into_iter().filter(is_there).map(|(_, path)| path.display().to_string()).collect();
+    if !there.is_empty() {
+        let more = if there.len() > MAX_NAMED { ", ..." } else { "" };
+        warn!(
+            "left {} file(s) in {FOLDER} that have the ids of this job's processes in their names ({}{more}): containers that share \
+             {FOLDER} have the same ids, and no process of this job was seen to use them; remove them if nothing else does",
+            there.len(),
+            there[..there.len().min(MAX_NAMED)].join(", ")
+        );
+    }
+}
+
+/// The regular files of this user in a folder that have a name of Paddle's.
+fn list(folder: &Path) -> Vec<MemoryFile> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let file = |entry: std::fs::DirEntry| {
+        let creator = creator(entry.file_name().as_bytes())?;
+        // Does not follow a symbolic link (fstatat(2) with AT_SYMLINK_NOFOLLOW).
+        let found = entry.metadata().ok()?;
+        let is_ours = found.file_type().is_file() && found.uid() == geteuid().as_raw();
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        is_ours.then(|| MemoryFile { path, name, creator, id: id(&found), size: found.size() })
+    };
+    entries.filter_map(file).collect()
+}
+
+/// Removes a file, unless another one has got its name.
+fn remove(file: MemoryFile) -> Option<RemovedMemory> {
+    let is_same = file.path.symlink_metadata().is_ok_and(|found| id(&found) == file.id);
+    (is_same && std::fs::remove_file(&file.path).is_ok()).then_some(RemovedMemory { name: file.name, size: file.size })
 }
 
 /// The process id in a name `paddle_PID_...`.
@@ -98,20 +218,34 @@ mod tests {
     }
 
     #[test]
-    fn only_files_of_processes_that_have_ended_are_removed() -> std::io::Result<()> {
+    fn regular_files_with_a_name_of_paddle_are_listed() -> std::io::Result<()> {
         let folder = std::env::temp_dir().join(format!("rlaunch-paddle-memory-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("paddle_11_folder"))?;
-        for name in ["paddle_11_0_1", "paddle_11_1_2", "paddle_12_0_1", "paddle_13_0_1", "paddle_110_0_1", "torch_11_0"]
-        {
+        for name in ["paddle_11_0_1", "paddle_12_0_1", "torch_11_0"] {
             std::fs::write(folder.join(name), "abc")?;
         }
         std::os::unix::fs::symlink("torch_11_0", folder.join("paddle_11_link"))?;
-        let removed = remove_in(&folder, &BTreeSet::from([11, 12]), |pid| pid == 11);
-        let names = removed.into_iter().map(|file| (file.name, file.size)).collect::<BTreeSet<_>>();
+        let mut files = list(&folder);
+        files.sort_by_key(|file| file.creator);
+        let found: Vec<_> = files.iter().map(|file| (file.name.clone(), file.creator, file.size)).collect();
+        // Another file has got the name of the second one.
+        std::fs::rename(folder.join("torch_11_0"), folder.join("paddle_12_0_1"))?;
+        let removed: Vec<_> = files.into_iter().filter_map(remove).collect();
         let left = std::fs::read_dir(&folder)?.count();
         std::fs::remove_dir_all(&folder)?;
-        assert_eq!(names, BTreeSet::from([("paddle_11_0_1".into(), 3), ("paddle_11_1_2".into(), 3)]));
-        assert_eq!(left, 6);
+        assert_eq!(found, [("paddle_11_0_1".into(), 11, 3), ("paddle_12_0_1".into(), 12, 3)]);
+        assert_eq!(removed, [RemovedMemory { name: "paddle_11_0_1".into(), size: 3 }]);
+        assert_eq!(left, 3);
+        Ok(())
+    }
+
+    #[test]
+    fn files_are_read_from_a_memory_map() -> std::io::Result<()> {
+        let map = b"7f00-7f10 rw-s 00000000 00:1b 4711                       /dev/shm/paddle_7_0_1\n\
+            7f20-7f30 rw-p 00000000 00:00 0 \n7f40-7f50 ---p 00000000 fd:01 12    /a b\nodd\n";
+        assert_eq!(mapped_files(map), [(makedev(0, 0x1b), 4711), (makedev(0xfd, 1), 12)]);
+        let own = std::fs::metadata(std::env::current_exe()?)?;
+        assert!(mapped_files(&std::fs::read("/proc/self/maps")?).contains(&id(&own)));
         Ok(())
     }
 

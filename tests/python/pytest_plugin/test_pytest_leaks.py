@@ -87,7 +87,7 @@ def test_shared_memory_of_paddle_is_removed_after_a_failed_test(suite: Suite) ->
             if os.fork() == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 name = f"paddle_{os.getpid()}_0_123"
-                open(f"/dev/shm/{name}", "w").close()
+                kept = open(f"/dev/shm/{name}", "w")
                 os.write(write, name.encode())
                 time.sleep(1000)
             print("shared", os.read(read, 100).decode(), flush=True)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 SHARED_MEMORY = "/dev/shm"
-# torch and Paddle put the creator's pid into the name of shared memory.
+# torch and Paddle put the creator's pid into the name of shared memory. Containers that share the folder have
+# the same pids.
 _CREATOR = re.compile(r"^(?:torch|paddle|PADDLE)\D*(\d+)_")
 
 
@@ -55,10 +56,17 @@ class Leaks:
             lines.append(f"process {pid} ({name})" + (f", listening on {', '.join(ports)}" if ports else ""))
         lines += [f"shared memory {name} ({_format_size(size)})" for name, size in sorted(removed)]
         created = set(created)
-        for name in sorted(_list_shared_memory() - self._memory):
+        named = set()
+        new = _list_shared_memory() - self._memory
+        for name in new - created:
             creator = _CREATOR.match(name)
             # Other programs create shared memory meanwhile, too.
-            if name in created or (creator is not None and int(creator[1]) in creators):
+            if creator is not None and int(creator[1]) in creators:
+                named.add(name)
+        if named and not _lib.is_shared_memory_private():
+            named.clear()
+        for name in sorted(new):
+            if name in created or name in named:
                 lines.append(f"shared memory {name} ({_format_size_of(name)})")
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(SHARED_MEMORY, name))

@@ -2,6 +2,7 @@
 //! `unshare --pid` without `--mount-proc` it does not, and a number read from it is that of a stranger here.
 
 mod held_threads;
+pub mod namespace;
 pub mod reader;
 pub mod snapshot;
 pub mod stat;

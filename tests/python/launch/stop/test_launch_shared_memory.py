@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from launching import LEFT_TO_A_TRACKER, Place, await_line, supervisor_of, until
+from launching import LEFT_TO_A_TRACKER, LIMIT, Place, await_line, environment, until
+from own_memory import OWN_MEMORY, SEES_ALL, needs_own_memory
 from processes import alive
 
 # As torch's DataLoader shares batches with this strategy: `torch_shm_manager` removes the memory 2 s after
@@ -113,11 +116,17 @@ def test_it_may_before_the_rank_is_asked_to_stop(place: Place) -> None:
     assert not alive(int(place.text("creator.0")))
 
 
-# As a rank of Paddle and a worker of its DataLoader, which would clean up only if it ended by itself.
+# As a rank of Paddle and a worker of its DataLoader, which would clean up only if it ended by itself: what is
+# shared is mapped, and no descriptor is kept.
 SHARES_AS_PADDLE = """
+import mmap, uuid
+kept = []
+
 def share():
-    name = f"/dev/shm/paddle_{os.getpid()}_0_123"
-    open(name, "w").close()
+    name = f"/dev/shm/paddle_{os.getpid()}_0_{uuid.uuid4().int}"
+    with open(name, "x+b") as file:
+        file.truncate(4096)
+        kept.append(mmap.mmap(file.fileno(), 4096))
     return name
 
 own = share()
@@ -130,11 +139,6 @@ tell("own", own)
 """
 
 
-def await_removal_of_both(place: Place) -> None:
-    for name in ("worker.0", "own.0"):
-        until(lambda name=name: not Path(place.text(name)).exists(), "the removal of Paddle's shared memory")
-
-
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_shared_memory_of_paddle_is_removed(place: Place, ending: str, attempts: int) -> None:
@@ -143,25 +147,74 @@ def test_shared_memory_of_paddle_is_removed(place: Place, ending: str, attempts:
     mine.touch()
     try:
         place.run(f"--max_restart={attempts - 1}", "--restart_delay=0", script)
-        assert [name for name in ("worker.0", "own.0") if Path(place.text(name)).exists()] == []
+        assert not Path(place.text("worker.0")).exists()
         assert mine.exists(), "a process that lives has created it"
     finally:
         mine.unlink()
+        Path(place.text("own.0")).unlink(missing_ok=True)
 
 
-def test_it_is_removed_when_the_job_is_stopped_or_the_supervisor_killed(place: Place) -> None:
+@pytest.mark.parametrize("ending", ["terminate", "kill"])
+def test_it_is_removed_when_the_job_is_stopped(place: Place, ending: str) -> None:
     script = place.script(f"{SHARES_AS_PADDLE}\ntell('ready', os.getpid())\nsleep()\n")
-    for ending in ("terminate", "kill", "kill supervisor"):
-        with place.start(script) as launcher:
-            place.ready(1)
-            if ending == "kill supervisor":
-                os.kill(supervisor_of(launcher).pid, signal.SIGKILL)
-            else:
-                getattr(launcher, ending)()
-            launcher.wait()
-        await_removal_of_both(place)
-        for name in ("ready.0", "worker.0", "own.0"):
-            (place.folder / name).unlink()
+    with place.start(script) as launcher:
+        place.ready(1)
+        getattr(launcher, ending)()
+        launcher.wait()
+    for name in ("worker.0", "own.0"):
+        until(lambda name=name: not Path(place.text(name)).exists(), "the removal of Paddle's shared memory")
+
+
+# Files that no process had when rlaunch looked: it had ended by itself, or handed the file on.
+UNSEEN = {
+    "the rank exits": "share(); os._exit(3)",
+    "a worker exits": """
+if os.fork() == 0:
+    share()
+    os._exit(0)
+os.wait()
+os._exit(0)
+""",
+    "handed on": """
+if os.fork() == 0:
+    share()
+    kept.pop().close()
+    tell("closed")
+    sleep()
+await_file(f"closed.{rank}")
+sys.exit(3)
+""",
+    "the supervisor is killed": """
+share()
+os.kill(os.getppid(), signal.SIGKILL)
+sleep()
+""",
+}
+
+
+@needs_own_memory
+@pytest.mark.parametrize("story", UNSEEN)
+def test_files_that_no_process_was_seen_to_have_are_removed_only_where_they_are_certain(
+    place: Place, story: str
+) -> None:
+    """A worker that its rank has reaped is no process that rlaunch has ended: its files stay."""
+    shares = SHARES_AS_PADDLE.partition("own = share()")[0]
+    script = place.script(f"{shares}{UNSEEN[story]}")
+    command = [sys.executable, "-m", "rlaunch", script]
+    wrapper = ["sh", "-c", '"$@"; ls /dev/shm/paddle_* > left 2> /dev/null; true', "sh"]
+    options = {
+        "cwd": place.folder,
+        "env": environment(),
+        "capture_output": True,
+        "timeout": LIMIT,
+        "text": True,
+    }
+    done = subprocess.run([*OWN_MEMORY, *wrapper, *command], check=True, **options)
+    left = place.text("left").split()
+    is_kept = story == "a worker exits" or not SEES_ALL
+    assert len(left) == is_kept, (left, done.stderr)
+    is_said = is_kept and story != "a worker exits"
+    assert all((f"({name})" in done.stderr) == is_said for name in left), done.stderr
 
 
 def test_the_resource_tracker_of_a_rank_outlives_a_killed_launcher(place: Place) -> None:

@@ -18,7 +18,7 @@ import time
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,13 @@ class Parent:
     """A program that spawns: a function of this module, run in a process of its own. Whatever it
     starts carries a mark in its environment, so no process is lost sight of."""
 
-    def __init__(self, main: Callable[..., None], *args: Any, terminal: int | None = None) -> None:
+    def __init__(
+        self,
+        main: Callable[..., None],
+        *args: Any,
+        terminal: int | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
         mark = uuid.uuid4().hex
         self._mark = f"{MARK}={mark}"
         path = os.pathsep.join([PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -181,7 +187,7 @@ class Parent:
             # The session is new: this makes the terminal its own, and Ctrl-C reach its processes.
             code = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); {code}"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [*prefix, sys.executable, "-c", code],
             stdin=subprocess.DEVNULL if terminal is None else terminal,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if terminal is None else terminal,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import glob
+import mmap
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from typing import Any
 
 import rlaunch._spawn.start_processes
@@ -171,19 +174,28 @@ def whose_guardian_ends_at_once(executable: str) -> None:
     spawn(wait_for_file, "fork", 1, (executable + ".end",))
 
 
+def share(pid: int) -> str:
+    """What a process of this number shares through Paddle has the number in its name, and is mapped."""
+    name = f"/dev/shm/paddle_{pid}_0_{uuid.uuid4().int}"
+    with open(name, "x+b") as file:
+        file.truncate(4096)
+        kept.append(mmap.mmap(file.fileno(), 4096))
+    return name
+
+
+kept: list[mmap.mmap] = []
+
+
 def share_as_paddle(end: str) -> None:
-    """As a worker of Paddle's DataLoader: what it shares has its pid in the name."""
-    name = "/dev/shm/paddle_{}_0_123"
+    """As a worker of Paddle's DataLoader and its rank."""
     read, write = os.pipe()
     worker = os.fork()
     if worker == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        open(name.format(os.getpid()), "w").close()
-        os.write(write, b".")
+        os.write(write, share(os.getpid()).encode())
         sleep_for_ever()
-    os.read(read, 1)
-    open(name.format(os.getpid()), "w").close()
-    tell([name.format(worker), name.format(os.getpid())])
+    of_worker = os.read(read, 100).decode()
+    tell([of_worker, share(os.getpid())])
     if end == "stay":
         sleep_for_ever()
     if end == "fail alone":
@@ -193,10 +205,11 @@ def share_as_paddle(end: str) -> None:
 
 
 def parent_of_sharers(method: str, end: str) -> None:
+    """Tells the error, and the files that are left then."""
     try:
         join(spawn(share_as_paddle, method, 1, (end,), join=False))
     except Exception as error:
-        tell(type(error).__name__)
+        tell([type(error).__name__, *glob.glob("/dev/shm/paddle_*")])
 
 
 def share_and_fail(folder: str) -> None:
@@ -217,11 +230,11 @@ def share_and_fail(folder: str) -> None:
         if os.path.exists(go):
             os._exit(0)
         time.sleep(0.001)
-    open(f"/dev/shm/paddle_{worker}_0_123", "w").close()
+    name = share(worker)
     with open(note, "w") as file:
         file.write(str(worker))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    tell(f"/dev/shm/paddle_{worker}_0_123")
+    tell(name)
     signal.sigwait([signal.SIGUSR1])
     os._exit(3)
 
@@ -234,7 +247,7 @@ def parent_of_a_failing_sharer(method: str, folder: str) -> None:
     try:
         join(context)
     except Exception as error:
-        tell(type(error).__name__)
+        tell([type(error).__name__, *glob.glob("/dev/shm/paddle_*")])
 
 
 PR_SET_PTRACER, PR_SET_PTRACER_ANY, PTRACE_SEIZE = 0x59616D61, -1, 0x4206
