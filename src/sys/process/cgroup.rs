@@ -3,19 +3,29 @@
 //! read (Documentation/admin-guide/cgroup-v2.rst of Linux).
 
 use crate::sys::clock;
-use crate::sys::process::{clone3, pidfd};
+use crate::sys::process::procfs::stat::ProcStat;
+use crate::sys::process::{clone3, pidfd, procfs, tree};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
+use nix::unistd::geteuid;
+use std::ffi::CStr;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 const PREFIX: &str = "rlaunch-";
+
+/// The attribute of a cgroup that names its owner. A name proves nothing: `rlaunch-nightly.service` is somebody's unit. A kernel with
+/// cgroup.kill (Linux 5.14) has such attributes in cgroups (Linux 5.7).
+const MARK: &CStr = c"user.rlaunch.owner";
+
+/// A longer mark is none of a launcher's.
+const MAX_MARK: usize = 256;
 
 /// How often a cgroup is created that another launcher takes for an abandoned one.
 const CREATE_TRIES: u32 = 5;
@@ -25,6 +35,68 @@ const ABANDONED_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The open folder of a cgroup. Its lock shows that the cgroup is in use.
 pub type CgroupDir = Flock<File>;
+
+/// The process that has created a cgroup: its mark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct CgroupOwner {
+    /// The name of the cgroup.
+    name: String,
+    pid: i32,
+    started: u64,
+    /// The inode of its PID namespace, in which alone its number means something.
+    namespace: u64,
+    /// The boot of the machine (proc_sys_kernel(5), random/boot_id).
+    boot: String,
+}
+
+impl CgroupOwner {
+    /// This process, which owns the cgroup of this name. Fails where /proc is that of another PID namespace.
+    fn this(name: &str) -> io::Result<Self> {
+        procfs::verify().map_err(io::Error::other)?;
+        let pid = std::process::id() as i32;
+        let started = ProcStat::of(pid).ok_or(io::ErrorKind::NotFound)?.started;
+        let namespace = fs::metadata("/proc/self/ns/pid")?.ino();
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        Ok(Self { name: name.to_owned(), pid, started, namespace, boot })
+    }
+
+    fn text(&self) -> String {
+        format!("{} {} {} {} {}", self.pid, self.started, self.namespace, self.boot, self.name)
+    }
+
+    fn parse(mark: &[u8]) -> Option<Self> {
+        let mut fields = std::str::from_utf8(mark).ok()?.splitn(5, ' ');
+        let (pid, started) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        let (namespace, boot) = (fields.next()?.parse().ok()?, fields.next()?.to_owned());
+        Some(Self { pid, started, namespace, boot, name: fields.next()?.to_owned() })
+    }
+
+    /// Whether this process can be sure that the owner has ended: it is of this boot and of the PID namespace of `this`.
+    fn has_ended(&self, this: &Self) -> bool {
+        let is_visible = self.boot == this.boot && self.namespace == this.namespace && self.pid > 0;
+        is_visible
+            && match ProcStat::of(self.pid) {
+                Some(stat) => stat.started != self.started || stat.is_gone() && !tree::has_other_threads(self.pid),
+                None => pidfd::is_unused(self.pid),
+            }
+    }
+}
+
+/// Writes the mark of a cgroup.
+fn set_mark(folder: &File, mark: &str) -> io::Result<()> {
+    // SAFETY: name and value are valid for the call, which only reads them.
+    let rc = unsafe { libc::fsetxattr(folder.as_raw_fd(), MARK.as_ptr(), mark.as_ptr().cast(), mark.len(), 0) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The mark of a cgroup of this user, if it has one.
+fn read_mark(folder: &File) -> Option<CgroupOwner> {
+    let mut bytes = [0; MAX_MARK];
+    // SAFETY: `bytes` is as long as stated, and the name is valid for the call.
+    let length = unsafe { libc::fgetxattr(folder.as_raw_fd(), MARK.as_ptr(), bytes.as_mut_ptr().cast(), bytes.len()) };
+    let is_own = folder.metadata().is_ok_and(|found| found.uid() == geteuid().as_raw());
+    CgroupOwner::parse(bytes.get(..usize::try_from(length).ok()?)?).filter(|_| is_own)
+}
 
 fn lock(path: &Path, how: FlockArg) -> io::Result<CgroupDir> {
     Flock::lock(File::open(path)?, how).map_err(|(_, errno)| errno.into())
@@ -67,6 +139,10 @@ impl JobCgroup {
         fs::create_dir(&self.path)?;
         let kill = OpenOptions::new().write(true).open(self.path.join("cgroup.kill"));
         let locked = kill.and_then(|_| lock(&self.path, FlockArg::LockSharedNonblock));
+        // Without a mark it stays if both processes of this launcher are killed at once.
+        if let (Ok(folder), Ok(owner)) = (&locked, CgroupOwner::this(&self.name())) {
+            let _ = set_mark(folder, &owner.text());
+        }
         let usable = locked.and_then(|folder| match clone3::takes_processes(folder.as_fd()) {
             true => Ok(folder),
             false => Err(io::ErrorKind::Unsupported.into()),
@@ -84,16 +160,27 @@ impl JobCgroup {
         self.create()
     }
 
-    /// Kills and removes cgroups of earlier jobs beside it. They remain when both processes of a launcher are killed at once.
+    /// Kills and removes cgroups of earlier jobs beside it. They remain when both processes of a launcher are killed at once. Touches
+    /// only those whose mark names a process of this PID namespace that has ended, and that no process holds locked.
     fn end_abandoned(&self) {
+        let Ok(this) = CgroupOwner::this(&self.name()) else { return };
         let beside = self.path.parent().and_then(|own| fs::read_dir(own).ok()).into_iter().flatten().flatten();
         let groups = beside.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
-        for path in groups.map(|entry| entry.path()) {
-            if let Ok(folder) = lock(&path, FlockArg::LockExclusiveNonblock) {
+        for entry in groups {
+            let is_abandoned =
+                |owner: CgroupOwner| entry.file_name().to_str() == Some(&owner.name) && owner.has_ended(&this);
+            let Ok(folder) = File::open(entry.path()) else { continue };
+            if read_mark(&folder).is_some_and(is_abandoned)
+                && let Ok(folder) = Flock::lock(folder, FlockArg::LockExclusiveNonblock)
+            {
                 // A member that the kernel holds stays; the next launcher tries again.
-                let _ = Self { path }.end_locked(&folder, ABANDONED_PATIENCE);
+                let _ = Self { path: entry.path() }.end_locked(&folder, ABANDONED_PATIENCE);
             }
         }
+    }
+
+    fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Kills the members of the cgroup whose folder is locked, and removes it. Its owner may have removed it before it was
@@ -282,6 +369,26 @@ mod tests {
     fn the_latest_mount_comes_first_and_escapes_are_decoded() {
         let two = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 none rw\n44 23 0:26 / /mnt/my\\040groups\\134x rw - cgroup2 none rw\n";
         assert_eq!(places("0::/a b\n", two), ["/mnt/my groups\\x/a b", "/sys/fs/cgroup/a b"]);
+    }
+
+    #[test]
+    fn an_owner_has_ended_only_if_that_is_certain() -> io::Result<()> {
+        let this = CgroupOwner::this("rlaunch-a b")?;
+        assert_eq!(CgroupOwner::parse(this.text().as_bytes()), Some(this.clone()));
+        let earlier = CgroupOwner { started: this.started.wrapping_sub(1), ..this.clone() };
+        let ended = CgroupOwner { pid: i32::MAX, ..this.clone() };
+        assert_eq!([&this, &earlier, &ended].map(|owner| owner.has_ended(&this)), [false, true, true]);
+        for other in [
+            CgroupOwner { namespace: 1, ..ended.clone() },
+            CgroupOwner { boot: "another".into(), ..ended.clone() },
+            CgroupOwner { pid: 0, ..ended },
+        ] {
+            assert!(!other.has_ended(&this), "{other:?}");
+        }
+        for odd in [&b""[..], b"1", b"1 2 3 boot", b"x 2 3 boot name", b"\xff 2 3 boot name"] {
+            assert_eq!(CgroupOwner::parse(odd), None);
+        }
+        Ok(())
     }
 
     #[test]

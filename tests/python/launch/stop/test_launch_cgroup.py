@@ -340,3 +340,78 @@ subprocess.Popen(["sleep", "600"], start_new_session=True)
     assert ended.status == 0, ended.stderr
     assert "swept 1 leftover process of rank 0 (sleep)" in ended.stderr
     assert (place.text("where.0"), marked(mark)) == (own(), [])
+
+
+@pytest.fixture
+def box() -> Iterator[Path | None]:
+    """A cgroup that only launchers of one test have as their own; None where there can be none."""
+    if FOLDER is None:
+        yield None
+        return
+    box = FOLDER / f"box-{uuid.uuid4().hex}"
+    box.mkdir()
+    yield box
+    (box / "cgroup.kill").write_text("1")
+    until(lambda: "populated 0" in (box / "cgroup.events").read_text(), "the end of all processes")
+    for group in [*box.glob("rlaunch-*"), box]:
+        group.rmdir()
+
+
+def inside(box: Path) -> Callable[[], object]:
+    return lambda: (box / "cgroup.procs").write_text("0")
+
+
+def test_a_cgroup_of_another_program_is_left_alone(place: Place, box: Path | None) -> None:
+    """Its name begins as those of jobs do."""
+    if box is None:
+        return
+    group = box / "rlaunch-nightly.service"
+    group.mkdir()
+    with subprocess.Popen(["sleep", "600"], preexec_fn=inside(group)) as service:
+        place.script("")
+        assert place.run("train.py", preexec_fn=inside(box)).status == 0
+        assert service.poll() is None
+        assert (group / "cgroup.procs").read_text().split() == [str(service.pid)]
+        service.kill()
+
+
+CHANGES = ["another boot", "another PID namespace", "a living process", "another name", "none"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cgroup_whose_owner_may_live_is_left_alone(
+    place: Place, tmp_path_factory: pytest.TempPathFactory, mark: str, box: Path | None, change: str
+) -> None:
+    if box is None:
+        return
+    place.script(
+        """
+import subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+tell("ready", os.getpid())
+sleep()
+"""
+    )
+    with place.start("train.py", env=environment(MARK=mark), preexec_fn=inside(box)) as launcher:
+        place.ready(1)
+        (group,) = box.glob("rlaunch-*")
+        supervisor = supervisor_of(launcher)
+        supervisor.suspend()
+        launcher.kill()
+        supervisor.kill()
+        until(lambda: len(marked(mark)) <= 1, "the end of all but one")
+    pid, started, namespace, boot, name = os.getxattr(group, "user.rlaunch.owner").decode().split()
+    assert name == group.name
+    own = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    changed = {
+        "another boot": [pid, started, namespace, str(uuid.uuid4()), name],
+        "another PID namespace": [pid, started, "1", boot, name],
+        "a living process": [str(os.getpid()), own, namespace, boot, name],
+        "another name": [pid, started, namespace, boot, "rlaunch-0000000000000000"],
+        "none": [pid, started, namespace, boot, name],
+    }
+    os.setxattr(group, "user.rlaunch.owner", " ".join(changed[change]).encode())
+    next_one = Place(tmp_path_factory.mktemp("next"))
+    next_one.script("")
+    assert next_one.run("train.py", preexec_fn=inside(box)).status == 0
+    assert (len(marked(mark)), group.exists()) == ((0, False) if change == "none" else (1, True))
