@@ -1,4 +1,4 @@
-//! CPU limits of this process: affinity mask and cgroup quota. And the number of processes that its cgroup allows.
+//! CPU limits of this process: affinity mask and cgroup quota.
 
 use crate::model::CpuSet;
 use crate::plan::devices::threads::{CpuLimits, CpuQuota};
@@ -18,11 +18,9 @@ pub fn quota(root: &Path) -> Option<CpuQuota> {
     quotas.reduce(|least, other| if other.is_below(least) { other } else { least })
 }
 
-/// The processes and threads that may still be created in the cgroup of this process; `None` without a limit.
-pub fn processes_left(root: &Path) -> Option<u64> {
-    let number = |folder: &Path, name| read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
-    let left = |folder: &PathBuf| Some(number(folder, "pids.max")?.saturating_sub(number(folder, "pids.current")?));
-    folders(root, "pids", &["pids"]).iter().filter_map(left).min()
+/// The directories of the cgroup of this process with limits of processes, from its own to the top.
+pub fn folders_of_pids(root: &Path) -> Vec<PathBuf> {
+    folders(root, "pids", &["pids"])
 }
 
 /// The directories of the cgroup of this process with a controller, from its own to the top. `mounted`: the names under which
@@ -122,23 +120,6 @@ mod tests {
             ("sys/fs/cgroup/cpuset/s/cpu.cfs_period_us", "100000\n"),
         ];
         assert_eq!(of("1", &files), Some((50_000, 100_000)));
-    }
-
-    #[test]
-    fn the_cgroup_with_the_least_room_limits_processes() {
-        let files = [
-            (OWN, "8:pids:/a\n"),
-            ("sys/fs/cgroup/pids/a/pids.max", "max\n"),
-            ("sys/fs/cgroup/pids/a/pids.current", "7\n"),
-            ("sys/fs/cgroup/pids/pids.max", "100\n"),
-            ("sys/fs/cgroup/pids/pids.current", "90\n"),
-        ];
-        for (name, files, left) in [("room", &files[..], Some(10)), ("none", &files[..3], None)] {
-            let root = std::env::temp_dir().join(format!("rlaunch-pids-{name}-{}", std::process::id()));
-            write(&root, files);
-            assert_eq!(processes_left(&root), left);
-            std::fs::remove_dir_all(&root).unwrap();
-        }
     }
 
     #[test]

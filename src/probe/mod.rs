@@ -9,6 +9,8 @@ pub mod memory;
 pub mod net;
 pub mod numa;
 pub mod nvml;
+pub mod processes;
+pub mod refusal;
 pub mod stack_answers;
 pub mod stacks;
 pub mod torch;

@@ -3,17 +3,17 @@
 
 use crate::report::stacks::{StackFrame, ThreadStack};
 use crate::sys::clock;
+use crate::sys::io::fd;
 use crate::sys::process::{pidfd, procfs};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::getpid;
 use std::fs::{self, File, OpenOptions};
 use std::io::{IoSliceMut, Read, Seek};
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::Duration;
 
-/// The target of the link to the file in /proc/PID/fd.
-const FILE: &str = "/memfd:rlaunch-stacks (deleted)";
+/// The name of the file.
+const FILE: &str = "rlaunch-stacks";
 /// How long a process may take to write.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the file is looked at.
@@ -64,7 +64,7 @@ pub fn ask(pid: i32) -> Option<Vec<ThreadStack>> {
 
 fn answer_file(pid: i32) -> Option<File> {
     let paths = procfs::list(pid, "fd").ok()?.flatten().map(|entry| entry.path());
-    let path = paths.into_iter().find(|path| fs::read_link(path).is_ok_and(|target| target == Path::new(FILE)))?;
+    let path = paths.into_iter().find(|path| fs::read_link(path).is_ok_and(|target| fd::is_memory(&target, FILE)))?;
     OpenOptions::new().read(true).write(true).open(path).ok()
 }
 

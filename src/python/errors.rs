@@ -1,7 +1,9 @@
 //! Converts Rust errors to the Python exceptions that the public API names.
 
+use crate::probe::refusal;
 use crate::spec::spawn::options::SpawnError;
 use crate::sys::process::current::UsedInFork;
+use crate::sys::process::spawn::SpawnStepError;
 use pyo3::exceptions::{PyAssertionError, PyIndexError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
@@ -11,9 +13,18 @@ use std::io;
 pub fn os_error(error: impl Into<io::Error>) -> PyErr {
     let error = error.into();
     match error.raw_os_error() {
-        Some(errno) => PyOSError::new_err((errno, nix::errno::Errno::from_raw(errno).desc())),
+        Some(errno) => {
+            let text = format!("{}{}", nix::errno::Errno::from_raw(errno).desc(), refusal::of_denial(&error));
+            PyOSError::new_err((errno, text))
+        }
         None => PyOSError::new_err(error.to_string()),
     }
+}
+
+/// The OSError for a process that could not be started.
+pub fn step_error(error: &SpawnStepError) -> PyErr {
+    let reason = refusal::reason(&io::Error::from_raw_os_error(error.errno));
+    PyOSError::new_err((error.errno, format!("{error}{reason}")))
 }
 
 /// multiprocessing, too, raises an AssertionError for a process object in a fork of its creator.

@@ -4,6 +4,7 @@ use super::errors::os_error;
 use super::guardian::Guardian;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
+use crate::probe::refusal;
 use crate::report::failure_report::{held_by_tracer, unkillable};
 use crate::run::engine::{Engine, HOST_TOKENS, RankHost, RankStart, StartError};
 use crate::run::sweep;
@@ -275,5 +276,5 @@ fn is_about_stderr(py: Python<'_>, error: &PyErr) -> bool {
 }
 
 fn failed(error: io::Error) -> PyErr {
-    PyRuntimeError::new_err(format!("waiting for ranks failed: {error}"))
+    PyRuntimeError::new_err(format!("waiting for ranks failed: {error}{}", refusal::reason(&error)))
 }

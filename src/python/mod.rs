@@ -39,7 +39,7 @@ mod lib {
     use crate::plan::devices::assign;
     use crate::plan::env::frameworks::{FrameworkServers, gpu_mismatch};
     use crate::plan::spawn as plan;
-    use crate::probe::{accelerators, net, nvml, stack_answers};
+    use crate::probe::{accelerators, net, nvml, refusal, stack_answers};
     use crate::report;
     use crate::run::prepare::{ports, preflight};
     use crate::run::stacks::{self, look};
@@ -320,10 +320,10 @@ mod lib {
                 }
                 SpawnEndpoints::Free { host } => {
                     let more = FrameworkServers::ports_needed(&frameworks);
-                    let leases: Vec<PortLease> = (0..nprocs + more)
-                        .map(|_| PortLease::any())
-                        .collect::<Result<_, _>>()
-                        .map_err(|e| SpawnError::Runtime(format!("no free port for {nprocs} ranks: {e}")))?;
+                    let leases: Vec<PortLease> =
+                        (0..nprocs + more).map(|_| PortLease::any()).collect::<Result<_, _>>().map_err(|e| {
+                            SpawnError::Runtime(format!("no free port for {nprocs} ranks: {e}{}", refusal::reason(&e)))
+                        })?;
                     let mut endpoints: Vec<_> = leases.iter().map(|lease| Endpoint::new(&host, lease.port())).collect();
                     let servers = match &endpoints.split_off(nprocs)[..] {
                         [torch, jax] => FrameworkServers::at(&frameworks, &host, [torch.port, jax.port]),

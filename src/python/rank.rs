@@ -1,6 +1,6 @@
 //! The processes that `rlaunch.spawn` starts, and the thread that starts them.
 
-use super::errors::os_error;
+use super::errors::{os_error, step_error};
 use crate::model::Exit;
 use crate::sys::io::fd;
 use crate::sys::io::ports::PortLease;
@@ -312,7 +312,7 @@ fn c_strings(list: Vec<Vec<u8>>) -> PyResult<Vec<CString>> {
 impl Spawner {
     fn begin(&self, py: Python<'_>, start: SpawnCommand, numbers: NumberedDescriptors) -> PyResult<Rank> {
         self.creator.check()?;
-        let failed = |error: SpawnStepError| PyOSError::new_err((error.errno, error.to_string()));
+        let failed = |error: SpawnStepError| step_error(&error);
         let copies = numbers.duplicate().map_err(failed)?;
         let requests = self.requests()?;
         let (reply, answer) = bounded(1);
@@ -443,5 +443,5 @@ pub fn set_up_rank_process(
         ..NumberedDescriptors::default()
     };
     let applied = numbers.duplicate().and_then(|copies| spawn::apply_settings(&start, &copies.borrow(), parent));
-    applied.map_err(|error| PyOSError::new_err((error.errno, error.to_string())))
+    applied.map_err(|error| step_error(&error))
 }

@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod deferred_term;
+pub mod denied_calls;
 pub mod io;
 pub mod process;
 pub mod random;

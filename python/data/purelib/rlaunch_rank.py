@@ -88,7 +88,7 @@ class ExceptionNote:
 
     def _write(self, data: bytes) -> None:
         # The launcher may have ended, and its process id belong to another program.
-        if not os.readlink(self._path).startswith("/memfd:rlaunch-exception"):
+        if "rlaunch-exception" not in os.readlink(self._path):
             return
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:

@@ -22,6 +22,7 @@ def answer_if_unreadable() -> None:
     import signal
 
     # It stays open. The reader empties it.
-    file = os.memfd_create("rlaunch-stacks", os.MFD_CLOEXEC)
+    memory = _lib.Descriptor.memory("rlaunch-stacks")
+    file = os.dup(memory.fileno())
     fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
     faulthandler.register(signal.SIGRTMIN + 7, file, all_threads=True, chain=False)

@@ -2,6 +2,7 @@
 
 use crate::cli::common::command_line::CommandLineError;
 use crate::cli::elastic::error::RendezvousError;
+use crate::probe::refusal;
 use crate::run::output::log_files::plain;
 use crate::spec::SpecError;
 use std::io;
@@ -50,6 +51,23 @@ pub enum CliError {
     /// Another error, with the exit status that torchrun has for it (`--exit-code-compat`).
     #[error(transparent)]
     AsTorchrun(Box<CliError>),
+}
+
+impl CliError {
+    /// Its text, with the system call that a sandbox denies, or the limit of processes that was reached, if that may be why.
+    pub fn explained(&self) -> String {
+        let reason = match self {
+            CliError::CommandLine(_) | CliError::VariableNotUtf8 { .. } | CliError::Usage(_) => String::new(),
+            CliError::Preflight(_) | CliError::Rendezvous(_) => refusal::of_sandbox(),
+            CliError::System { source, .. }
+            | CliError::SupervisorNotStarted(source)
+            | CliError::SignalHandlers(source)
+            | CliError::SupervisorWatch(source)
+            | CliError::EventLoop(source) => refusal::reason(source),
+            CliError::AsTorchrun(error) => return error.explained(),
+        };
+        format!("{self}{reason}")
+    }
 }
 
 /// For `map_err` on an `io::Error`: says what failed.

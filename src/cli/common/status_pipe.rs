@@ -47,7 +47,7 @@ impl StatusPipe {
 
     /// Prints the error that ends the launcher, unless its reader does, and writes it; returns the exit status.
     pub fn fail(&mut self, error: &CliError) -> i32 {
-        let (text, status) = (error.to_string(), exit_code::of_error(error));
+        let (text, status) = (error.explained(), exit_code::of_error(error));
         if !self.is_read {
             message::print_error(&text);
         }

@@ -7,6 +7,7 @@ use crate::probe::disk::DiskSpace;
 use crate::probe::nvml::DriverFault;
 use crate::spec::options::EnvVars;
 use crate::sys::clock::Discipline;
+use crate::sys::denied_calls::DeniedCall;
 use crate::sys::process::procfs::ProcfsUnusable;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -35,8 +36,8 @@ pub(super) struct Facts {
 pub(super) struct SystemFacts {
     /// `6.1.0-13-amd64`.
     pub release: String,
-    /// Why pidfd_open(2) fails.
-    pub pidfd: Result<(), String>,
+    /// System calls of rlaunch that a sandbox denies.
+    pub denied: Vec<DeniedCall>,
     pub procfs: Result<(), ProcfsUnusable>,
     /// Whether a cgroup can be created for a job.
     pub has_cgroup: bool,

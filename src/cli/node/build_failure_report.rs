@@ -4,6 +4,7 @@ use crate::cli::common::message::{print_error, print_notice, warn_on_either};
 use crate::model::{Exit, Role};
 use crate::probe::core_dump::describe_core;
 use crate::probe::memory::OomCounters;
+use crate::probe::processes::ProcessCounters;
 use crate::report::cause::blame::{Blame, blame};
 use crate::report::cause::first_failure::{Account, read_account};
 use crate::report::cause::uncaught::UncaughtException;
@@ -33,6 +34,8 @@ pub struct ReportContext {
     pub host: String,
     /// The memory counters before the ranks were started.
     pub memory: OomCounters,
+    /// The counters of limits of processes before the ranks were started.
+    pub processes: ProcessCounters,
     /// Whether stderr takes colours.
     pub colour: bool,
     /// Whether the output is GitHub's log, which has annotations.
@@ -204,10 +207,12 @@ fn culprit_of(
     });
     let of_kill = (!signalled && exit == Exit::Signal(libc::SIGKILL) && process.aborted.is_none())
         .then(|| OomCounters::now(Path::new("/")).explain(&context.memory));
+    let of_processes =
+        is_refused_process(&bytes).then(|| ProcessCounters::now(Path::new("/")).explain(&context.processes)).flatten();
     let of_variable = missing
         .filter(|name| rank.env.get(name).is_none())
         .map(|name| format!("this job does not set torch's {name}: start it with --frameworks torch, or paddle,torch"));
-    let explanations: Vec<_> = [of_stop, of_kill, of_variable].into_iter().flatten().collect();
+    let explanations: Vec<_> = [of_stop, of_kill, of_processes, of_variable].into_iter().flatten().collect();
     let explanation = (!explanations.is_empty()).then(|| explanations.join("\n"));
     Culprit {
         label: rank.label(),
@@ -231,6 +236,12 @@ fn culprit_of(
         explanation,
         tail,
     }
+}
+
+/// Whether a rank has written that the system refused it a process or a thread (fork(2), pthread_create(3), EAGAIN).
+fn is_refused_process(bytes: &[u8]) -> bool {
+    const TEXTS: [&[u8]; 3] = [b"can't start new thread", b"Resource temporarily unavailable", b"EAGAIN"];
+    TEXTS.iter().any(|text| bytes.windows(text.len()).any(|window| window == *text))
 }
 
 /// The core file of a rank whose working directory is the launcher's: no process has that of one that has ended.

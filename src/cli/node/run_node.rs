@@ -13,6 +13,7 @@ use crate::cli::node::job_record::{decide_exit_status, open_journal, record_end}
 use crate::cli::node::requeue;
 use crate::cli::node::slurm;
 use crate::model::Exit;
+use crate::net::thread;
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::{failure_report, secrets};
@@ -34,7 +35,6 @@ use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
 use crate::sys::process::{current, procfs};
 use crate::sys::signals::{self, BLOCKED_IN_LAUNCHER, Signals};
-use crossbeam_channel::bounded;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io;
@@ -122,7 +122,7 @@ pub fn run_node(
                 }
                 // Nothing is written to the pipe: the launcher process ends the ranks and says how the job ended.
                 Err(error) if exit_code::of_error(&error) == exit_code::INTERNAL => {
-                    print_error(&error.to_string());
+                    print_error(&error.explained());
                     return exit_code::INTERNAL;
                 }
                 Err(error) => status_pipe.fail(&error),
@@ -206,11 +206,9 @@ fn guard_supervisor(
     status_pipe.write_error(&text, status);
     let result = serde_json::to_value(result::without_supervisor(launch, host, status, &swept));
     // The supervisor may have hung at the log folder: this process must not hang there as well.
-    let (folder, (done, wait)) = (launch.log_dir.clone(), bounded(1));
-    std::thread::spawn(move || {
-        let _ = done.send(journal::write_result(&folder, &result.unwrap_or_default()));
-    });
-    if let Ok(Err(error)) = wait.recv_timeout(Duration::from_secs(1)) {
+    let folder = launch.log_dir.clone();
+    let write = move || journal::write_result(&folder, &result.unwrap_or_default());
+    if let Some(Err(error)) = thread::within(Duration::from_secs(1), write) {
         print_notice(&error.to_string());
     }
     status

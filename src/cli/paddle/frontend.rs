@@ -29,6 +29,7 @@ use crate::plan::devices::visible_devices::Device;
 use crate::plan::{self, LaunchContext, Plan};
 use crate::probe::memory::OomCounters;
 use crate::probe::net;
+use crate::probe::processes::ProcessCounters;
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::run;
 use crate::run::control::live_status::LiveStatus;
@@ -300,10 +301,11 @@ fn launch_on_this_node(
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();
     let quiet = spec.log_level == "CRITICAL";
-    let memory = OomCounters::now(Path::new("/"));
+    let (memory, processes) = (OomCounters::now(Path::new("/")), ProcessCounters::now(Path::new("/")));
     let raised_by_caller = status_pipe.is_read();
     let has_one_exit_status = detect::have_one_exit_status(vars);
-    let context = ReportContext { host, memory, colour, github, quiet, raised_by_caller, legacy, has_one_exit_status };
+    let context =
+        ReportContext { host, memory, processes, colour, github, quiet, raised_by_caller, legacy, has_one_exit_status };
     for signal in &spec.forward_signals {
         signals.install_one(*signal);
     }

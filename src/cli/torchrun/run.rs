@@ -24,6 +24,7 @@ use crate::plan::devices::affinity;
 use crate::plan::torchrun as plan;
 use crate::plan::{LaunchContext, Plan};
 use crate::probe::memory::OomCounters;
+use crate::probe::processes::ProcessCounters;
 use crate::probe::{cpus, net, numa, torch};
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::failure_report::{FailureReport, ReportStyle, render};
@@ -182,6 +183,7 @@ pub fn launch(
     let context = ReportContext {
         host: host.clone(),
         memory: OomCounters::now(Path::new("/")),
+        processes: ProcessCounters::now(Path::new("/")),
         colour: launch.colour && std::io::stderr().is_terminal(),
         github: vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true"),
         quiet: false,

@@ -3,8 +3,8 @@
 //! `rlaunch.heartbeat()` renews its time.
 
 use crate::report::cause::uncaught::{UncaughtException, parse};
+use crate::sys::io::fd;
 use crate::sys::process::procfs;
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -23,7 +23,7 @@ impl UncaughtFile {
     /// An empty file. Fails where its path would lead a rank to the file of another process.
     pub fn new() -> io::Result<Self> {
         procfs::verify().map_err(io::Error::other)?;
-        Ok(Self(File::from(memfd_create(c"rlaunch-exception", MFdFlags::MFD_CLOEXEC)?)))
+        Ok(Self(File::from(fd::memory("rlaunch-exception")?)))
     }
 
     /// The same file, without the note of the attempt before.

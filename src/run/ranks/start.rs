@@ -5,6 +5,7 @@ use super::prepared_rank::PreparedRank;
 use super::start_error::RankStartError;
 use crate::model::ProcessLabel;
 use crate::plan::Stream;
+use crate::probe::refusal;
 use crate::run::engine::{AttemptState, RankStart, StartError};
 use crate::run::launch::STOP_SLOT;
 use crate::run::output::rank_streams;
@@ -23,8 +24,14 @@ use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
 use std::ffi::{CString, NulError};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::sync::Arc;
 use tracing::warn;
+
+fn step_error((rank, program): (ProcessLabel, &Path), step: &str, source: io::Error) -> RankStartError {
+    let reason = refusal::reason(&source);
+    RankStartError::Step { rank, program: program.to_owned(), step: step.to_owned(), source, reason }
+}
 
 impl RankProcesses<'_> {
     /// Starts the program of a rank, or requests a fork from the preload server.
@@ -92,8 +99,7 @@ impl RankProcesses<'_> {
     }
 
     fn step_error(&self, id: ChildId, step: &str, source: io::Error) -> RankStartError {
-        let (rank, program) = (self.label(id), self.launch.program.clone());
-        RankStartError::Step { rank, program, step: step.to_owned(), source }
+        step_error((self.label(id), &self.launch.program), step, source)
     }
 
     /// Notes a start that has succeeded or failed.
@@ -122,8 +128,7 @@ impl RankProcesses<'_> {
     fn prepare_rank(&mut self, id: ChildId) -> Result<PreparedRank, RankStartError> {
         let plan = &self.launch.plan.ranks[id.local_rank];
         let (rank, program) = (self.label(id), self.launch.program.clone());
-        let step =
-            |step: &str, source| RankStartError::Step { rank, program: program.clone(), step: step.to_owned(), source };
+        let step = |step: &str, source| step_error((rank, &program), step, source);
         let nul = |source| RankStartError::Nul { rank, program: program.clone(), source };
         self.store.check().map_err(|source| RankStartError::Store { rank, program: program.clone(), source })?;
         // The logs of an earlier attempt have been moved away.

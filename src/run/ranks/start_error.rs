@@ -14,7 +14,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum RankStartError {
     /// A step of the start failed.
-    #[error("{rank} ({}): {step}: {}", .program.display(), describe(.source))]
+    #[error("{rank} ({}): {step}: {}{reason}", .program.display(), describe(.source))]
     Step {
         /// The rank.
         rank: ProcessLabel,
@@ -24,6 +24,8 @@ pub enum RankStartError {
         step: String,
         /// The error of the system.
         source: io::Error,
+        /// Why the system refused it, if that is known (`refusal::reason`).
+        reason: String,
     },
     /// An argument or a variable has a NUL byte.
     #[error("{rank} ({}): {source}", .program.display())]

@@ -1,12 +1,17 @@
 //! Descriptors: those that arrive as numbers, from Python or from the shell; new ones, which are never 0, 1 or 2; and a barrier
 //! across a fork.
 
+use crate::sys::denied_calls::is_denial;
+use crate::sys::random;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 /// A close-on-exec copy, numbered 3 or above, of a descriptor with another owner.
 pub fn duplicate(fd: impl AsFd) -> nix::Result<OwnedFd> {
@@ -47,9 +52,46 @@ pub fn eventfd(flags: EfdFlags) -> io::Result<EventFd> {
     Ok(unsafe { EventFd::from_owned_fd(fd) })
 }
 
-/// Shared memory (memfd_create(2)), close-on-exec. Its length may be sealed.
+/// Shared memory (memfd_create(2)), close-on-exec, empty. Where a sandbox denies the call, an unlinked file, of whose name `name` is the
+/// beginning; its length cannot be sealed. `name` has no `/`.
 pub fn memory(name: &str) -> io::Result<OwnedFd> {
-    Ok(above_stdio(memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?)?)
+    match memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING) {
+        Err(errno) if is_denial(errno as i32) => unlinked_file(name).map_err(|_| errno.into()),
+        made => Ok(above_stdio(made?)?),
+    }
+}
+
+/// Whether a link in /proc/PID/fd leads to memory of this name.
+pub fn is_memory(target: &Path, name: &str) -> bool {
+    target == Path::new(&format!("/memfd:{name} (deleted)")) || is_unlinked_file(target, &format!("{name}{UNLINKED}"))
+}
+
+/// Whether it leads to a file in place of memory, whose name begins so.
+pub fn is_unlinked_file(target: &Path, start: &str) -> bool {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    name.strip_suffix(" (deleted)").is_some_and(|name| name.starts_with(start) && name.contains(UNLINKED))
+}
+
+/// What ends the name of an `unlinked_file`, before random letters.
+pub const UNLINKED: char = '~';
+
+/// A file that has no name any more, in memory if possible.
+fn unlinked_file(name: &str) -> io::Result<OwnedFd> {
+    let folders = [PathBuf::from("/dev/shm"), std::env::temp_dir(), PathBuf::from("/tmp")];
+    let make = |folder: &Path| {
+        let path = folder.join(format!("{name}{UNLINKED}{}", random::alphanumeric(12)));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        fs::remove_file(&path)?;
+        Ok(above_stdio(file.into())?)
+    };
+    let mut made = Err(io::ErrorKind::NotFound.into());
+    for folder in folders {
+        made = make(&folder);
+        if made.is_ok() {
+            break;
+        }
+    }
+    made
 }
 
 /// Takes ownership of a descriptor that another process passed by its number, and makes it close-on-exec. `EBADF` for a
@@ -132,6 +174,19 @@ mod tests {
         for standard in 0..3 {
             assert_eq!(duplicate_number_above_stdio(standard).unwrap_err(), Errno::EBADF);
         }
+    }
+
+    #[test]
+    fn a_file_takes_the_place_of_memory() {
+        use std::os::unix::fs::FileExt;
+        let file = fs::File::from(unlinked_file("rlaunch-test").unwrap());
+        file.write_all_at(b"text", 0).unwrap();
+        let link = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        assert!(is_memory(&link, "rlaunch-test") && is_unlinked_file(&link, "rlaunch-"), "{link:?}");
+        assert!(!is_memory(&link, "rlaunch-tes") && !is_memory(Path::new("/tmp/rlaunch-test~a"), "rlaunch-test"));
+        let link = fs::read_link(format!("/proc/self/fd/{}", memory("rlaunch-test").unwrap().as_raw_fd()));
+        assert!(is_memory(&link.unwrap(), "rlaunch-test"));
+        assert_eq!(fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap(), b"text");
     }
 
     #[test]

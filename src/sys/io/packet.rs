@@ -1,7 +1,7 @@
 //! Packets with descriptors between this process and a child (unix(7), SCM_RIGHTS).
 
+use crate::sys::io::fd;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, recv, sendmsg, socketpair,
 };
@@ -52,9 +52,9 @@ pub fn receive(socket: BorrowedFd<'_>, patience: Duration) -> io::Result<Vec<u8>
     }
 }
 
-/// An anonymous file with this content, positioned at its beginning (memfd_create(2)).
+/// An anonymous file with this content, positioned at its beginning.
 pub fn file_of(bytes: &[u8]) -> io::Result<OwnedFd> {
-    let mut file = File::from(memfd_create(c"rlaunch-request", MFdFlags::MFD_CLOEXEC)?);
+    let mut file = File::from(fd::memory("rlaunch-request")?);
     file.write_all(bytes)?;
     file.rewind()?;
     Ok(file.into())

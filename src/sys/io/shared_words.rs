@@ -6,12 +6,12 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// No process can change the length, or undo that.
+/// No process can change the length, or undo that. Without memfd_create(2) only processes of this user can change it.
 const SEALS: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW).union(SealFlag::F_SEAL_SEAL);
 
 /// The longest memory that is opened by a path.
@@ -47,7 +47,9 @@ impl SharedWords {
         let fd = fd::memory(name)?;
         let bytes = i64::try_from(count * size_of::<u64>()).map_err(|_| io::ErrorKind::InvalidInput)?;
         nix::unistd::ftruncate(&fd, bytes)?;
-        fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS))?;
+        if !is_unlinked_file(&fd) {
+            fcntl(&fd, FcntlArg::F_ADD_SEALS(SEALS))?;
+        }
         Self::map(fd, count, Access::ReadAndWrite)
     }
 
@@ -69,7 +71,8 @@ impl SharedWords {
             Access::Read => ProtFlags::PROT_READ,
             Access::ReadAndWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
-        // SAFETY: a new mapping of memory as long as this, which no process can shorten (`SEALS`).
+        // SAFETY: a new mapping of memory as long as this, which no process can shorten (`SEALS`), or an unlinked file that only this
+        // user's processes can open, of which none shortens it.
         let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, &fd, 0)? };
         Ok(Self { fd, start: start.cast(), count })
     }
@@ -124,11 +127,18 @@ fn words_of(file: &File) -> io::Result<usize> {
     // An ordinary file has no seals, such as the one that a number reused since leads to.
     let is_sealed =
         fcntl(file, FcntlArg::F_GET_SEALS).is_ok_and(|seals| SealFlag::from_bits_retain(seals).contains(SEALS));
-    if is_sealed && is_whole && (1..=MOST_WORDS).contains(&count) {
+    let is_memory = is_sealed || is_unlinked_file(file);
+    if is_memory && is_whole && (1..=MOST_WORDS).contains(&count) {
         Ok(count)
     } else {
         Err(io::ErrorKind::InvalidData.into())
     }
+}
+
+/// Whether it is the file that `fd::memory` makes without memfd_create(2).
+fn is_unlinked_file(fd: impl AsFd) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()));
+    link.is_ok_and(|link| fd::is_unlinked_file(&link, "rlaunch-"))
 }
 
 impl Drop for SharedWords {

@@ -31,7 +31,7 @@ pub(super) fn sound() -> Facts {
     Facts {
         system: SystemFacts {
             release: "6.1.0".into(),
-            pidfd: Ok(()),
+            denied: Vec::new(),
             procfs: Ok(()),
             has_cgroup: true,
             memory: Some(1 << 36),

@@ -3,6 +3,8 @@
 use crate::cli::doctor::facts::SystemFacts;
 use crate::cli::doctor::finding::{Finding, error, ok, unknown, warning};
 use crate::probe::memory::size;
+use crate::probe::refusal;
+use crate::sys::denied_calls::DeniedCall;
 use std::time::Duration;
 
 /// 2026-01-01: no clock that is right shows an earlier time to this program.
@@ -13,19 +15,36 @@ const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
 const LARGEST_ERROR: Duration = Duration::from_secs(3);
 
 pub(super) fn check(facts: &SystemFacts) -> Vec<Finding> {
-    vec![kernel(facts), proc(facts), cgroup(facts), memory(facts), clock(facts)]
+    vec![kernel(facts), system_calls(&facts.denied), proc(facts), cgroup(facts), memory(facts), clock(facts)]
 }
 
 fn kernel(facts: &SystemFacts) -> Finding {
-    let release = &facts.release;
-    match &facts.pidfd {
-        Ok(()) => ok("kernel", format!("Linux {release}")),
-        Err(why) => error(
-            "kernel",
-            format!("Linux {release}: pidfd_open(2) fails ({why}), and rlaunch starts no rank without it"),
-            "use Linux 5.4 or later; in a container, allow pidfd_open in the seccomp profile",
-        ),
+    ok("kernel", format!("Linux {}", facts.release))
+}
+
+/// What is missing without a system call that no job needs.
+fn loss_without(call: &DeniedCall) -> &'static str {
+    match call.name {
+        "memfd_create" => "unlinked files in /dev/shm or TMPDIR take its place",
+        "inotify_init1" => "the console shows lines late",
+        "timerfd_create" => "jobs of several nodes do not start",
+        "ptrace" | "process_vm_readv" => "stacks of ranks may be missing in reports",
+        _ => "rlaunch does without it",
     }
+}
+
+fn system_calls(denied: &[DeniedCall]) -> Finding {
+    let (needed, others): (Vec<&DeniedCall>, Vec<&DeniedCall>) = denied.iter().partition(|call| call.is_needed);
+    let others: Vec<_> = others.iter().map(|call| format!("{call}: {}", loss_without(call))).collect();
+    if !needed.is_empty() {
+        let rest = if others.is_empty() { String::new() } else { format!("; also {}", others.join("; ")) };
+        let text = format!("denied: {}; no job starts without{rest}", refusal::list(needed));
+        return error("system calls", text, format!("use Linux 5.4 or later; {}", refusal::WAY_OUT));
+    }
+    if others.is_empty() {
+        return ok("system calls", "all that rlaunch makes are allowed");
+    }
+    warning("system calls", format!("denied: {}", others.join("; ")), refusal::WAY_OUT)
 }
 
 fn proc(facts: &SystemFacts) -> Finding {
@@ -96,15 +115,22 @@ mod tests {
     fn faults_of_the_system_are_found() {
         let mut facts = sound().system;
         assert!(check(&facts).iter().all(|finding| finding.level == Level::Ok));
-        facts.pidfd = Err("Function not implemented".into());
+        let call = |name, is_needed| DeniedCall { name, is_needed, errno: None };
+        facts.denied = vec![call("memfd_create", false), call("pidfd_open", true)];
         facts.procfs = Err(ProcfsUnusable::Missing);
         facts.has_cgroup = false;
         facts.memory = None;
         facts.clock = Some(Discipline { is_synchronized: true, largest_error: Duration::from_secs(4) });
         assert_eq!(
             levels(&check(&facts)),
-            "kernel error, procfs warning, cgroup unknown, memory unknown, clock warning"
+            "kernel ok, system calls error, procfs warning, cgroup unknown, memory unknown, clock warning"
         );
+        assert!(
+            system_calls(&facts.denied)
+                .text
+                .contains("pidfd_open(2) (SIGSYS); no job starts without; also memfd_create(2)")
+        );
+        assert_eq!(system_calls(&facts.denied[..1]).level, Level::Warning);
         facts.wall = Duration::from_secs(86_400);
         assert!(clock(&facts).text.contains("1 days after 1970-01-01"));
         facts.wall = EARLIEST;

@@ -1,11 +1,12 @@
 //! Facts of the kernel, its limits and its CPUs.
 
 use crate::cli::doctor::facts::{CpuFacts, LimitFacts, SystemFacts};
-use crate::probe::{cpus as quotas, memory};
+use crate::probe::{cpus as quotas, memory, processes};
 use crate::run::prepare::preflight;
 use crate::sys::clock;
+use crate::sys::denied_calls::denied_calls;
 use crate::sys::process::cgroup::JobCgroup;
-use crate::sys::process::{affinity, limits as own, pidfd, procfs};
+use crate::sys::process::{affinity, limits as own, procfs};
 use nix::unistd::{AccessFlags, SysconfVar, access, sysconf};
 use std::fs;
 use std::path::Path;
@@ -15,7 +16,7 @@ pub(super) fn system(root: &Path) -> SystemFacts {
     let own_cgroup = JobCgroup::find("doctor");
     SystemFacts {
         release: uname.map(|found| found.release().to_string_lossy().into_owned()).unwrap_or_default(),
-        pidfd: pidfd::open(std::process::id().cast_signed()).map(drop).map_err(|error| error.to_string()),
+        denied: denied_calls(),
         procfs: procfs::verify(),
         has_cgroup: own_cgroup.is_some_and(|group| {
             group.path().parent().is_some_and(|above| access(above, AccessFlags::W_OK | AccessFlags::X_OK).is_ok())
@@ -35,7 +36,7 @@ pub(super) fn limits(root: &Path, ranks: usize) -> LimitFacts {
         files: own::open_files(),
         files_needed: preflight::files_needed(ranks.max(1)),
         processes: own::processes(),
-        cgroup_processes: quotas::processes_left(root),
+        cgroup_processes: processes::left_in_cgroup(root),
         locked: own::locked_memory(),
         rdma,
     }

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
-_RET_ALLOW, _RET_ERRNO = 0x7FFF0000, 0x00050000
+_RET_ALLOW, _RET_ERRNO, _RET_KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _RETURN, _IS_EQUAL, _HAS_BITS = 0x20, 0x06, 0x15, 0x45
 # Offsets in struct seccomp_data. The first argument's low half is the first on these machines.
 _NUMBER, _MACHINE, _FIRST_ARGUMENT = 0, 4, 16
@@ -40,11 +40,11 @@ def numbers() -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^#define __NR_(\w+) (\d+)$", text, re.M)}
 
 
-def refuse(calls: Mapping[int, int], bits: Mapping[int, int] | None = None) -> None:
+def refuse(calls: Mapping[int, int | None], bits: Mapping[int, int] | None = None) -> None:
     """Sets no_new_privs, and refuses system calls to this process and its children from now on.
 
-    `calls` has the error of each by its number. `bits`: a call whose first argument has one of these fails
-    with EPERM. So does any call of another architecture.
+    `calls` has the error of each by its number; None: the call kills the process. `bits`: a call whose first
+    argument has one of these fails with EPERM. So does any call of another architecture.
     """
     instructions = [
         (_LOAD, 0, 0, _MACHINE),
@@ -53,7 +53,8 @@ def refuse(calls: Mapping[int, int], bits: Mapping[int, int] | None = None) -> N
         (_LOAD, 0, 0, _NUMBER),
     ]
     for number, error in calls.items():
-        instructions += [(_IS_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | error)]
+        action = _RET_KILL if error is None else _RET_ERRNO | error
+        instructions += [(_IS_EQUAL, 0, 1, number), (_RETURN, 0, 0, action)]
     for number, mask in (bits or {}).items():
         instructions += [
             (_IS_EQUAL, 0, 4, number),
