@@ -35,7 +35,7 @@ use crate::run;
 use crate::run::control::live_status::LiveStatus;
 use crate::run::gpu_reader::GpuReader;
 use crate::run::launch::Launch;
-use crate::run::output::{gpu_log, log_files, log_rotation};
+use crate::run::output::{gpu_log, log_files, log_rotation, node_folder};
 use crate::run::preempt::link::PreemptLink;
 use crate::run::prepare::{gloo_tmpdir, preflight};
 use crate::run::sampling::queue::SampleQueue;
@@ -193,7 +193,19 @@ fn launch_on_this_node(
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
     let python = interpreter.executable.as_os_str();
-    let log_dir = absolute(&spec.log_dir).map_err(CliError::Preflight)?;
+    let mut log_dir = absolute(&spec.log_dir).map_err(CliError::Preflight)?;
+    let has_other_nodes = spec.rendezvous.is_some() || matches!(spec.nodes, JobNodes::Fixed(_));
+    let node_folder = (has_other_nodes && spec.dry_run.is_none())
+        .then(|| node_folder::take(&log_dir, &net::host_name()))
+        .transpose()
+        .map_err(CliError::Preflight)?;
+    if let Some(own) = node_folder.as_ref().filter(|own| own.path != log_dir) {
+        let why = own.taken_by.as_ref().map_or("as in an earlier job".into(), |host| {
+            format!("because another node of this job, on {host}, has {}", log_dir.display())
+        });
+        info!("the logs of this node are in {}, {why}", own.path.display());
+        log_dir.clone_from(&own.path);
+    }
     if spec.dry_run.is_none() {
         log_files::remove_result(&log_dir).map_err(CliError::Preflight)?;
     }

@@ -4,6 +4,7 @@ pub mod console;
 pub mod gpu_log;
 pub mod log_files;
 pub mod log_rotation;
+pub mod node_folder;
 pub mod output_routing;
 pub mod pending_text;
 pub mod rank_streams;

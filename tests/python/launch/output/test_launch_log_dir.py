@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from pathlib import Path
@@ -98,14 +99,44 @@ def test_restarts_and_nested_launchers_are_no_other_jobs(place: Place) -> None:
         assert IN_USE not in log.read_text()
 
 
-def test_the_nodes_of_one_job_that_share_a_log_folder_are_warned(place: Place) -> None:
-    args = ["--nnodes=2", f"--master=127.0.0.1:{free_ports(1)}", "wait.py"]
-    with place.start("--rank=0", *args) as one, place.start("--rank=1", *args) as two:
+LINES = 400
+
+
+@pytest.mark.parametrize("by", ["master", "elastic"])
+def test_nodes_that_share_a_log_folder_keep_their_logs_apart(place: Place, by: str) -> None:
+    place.script(
+        f"""
+        for number in range({LINES}):
+            print(f"rank {{rank}} line {{number}} " + "x" * 200, flush=True)
+        tell("ready", os.getpid())
+        await_file("go")
+        """,
+        "talk.py",
+    )
+    port = free_ports(1)
+    endpoint = f"127.0.0.1:{port}"
+    ways = {
+        "master": [(f"--master={endpoint}", "--nnodes=2", f"--rank={rank}") for rank in range(2)],
+        "elastic": [(f"--master={endpoint}", "--nnodes=2:3")] * 2,
+    }
+    one_args, two_args = ways[by]
+    with place.start(*one_args, "talk.py") as one, place.start(*two_args, "talk.py") as two:
         place.ready(2)
-        other = place.run("train.py")
-        assert (other.status, IN_USE in other.stderr) == (0, True), other.stderr
         go(place)
         ends = [place.wait(launcher) for launcher in (one, two)]
-    assert [end.status for end in ends] == [0, 0]
-    (line,) = (line for end in ends for line in end.stderr.splitlines() if IN_USE in line)
-    assert "if that is another node of this job, the logs of both nodes mix" in line
+        assert [end.status for end in ends] == [0, 0], ends
+    assert not any(IN_USE in end.stderr for end in ends), ends
+    inner = f"log/node-{socket.gethostname()}"
+    logs = {folder: place.log(folder=folder).decode() for folder in ("log", inner)}
+    ranks = {folder: text.split()[1] for folder, text in logs.items()}
+    assert sorted(ranks.values()) == ["0", "1"]
+    for folder, rank in ranks.items():
+        whole = [f"rank {rank} line {number} " + "x" * 200 for number in range(LINES)]
+        assert logs[folder].splitlines() == whole, folder
+        result = json.loads(place.text(f"{folder}/rlaunch/result.json"))
+        assert result["log_dir"] == str(place.folder / folder)
+    # The launcher of each node shows the ranks of its own, and the one whose logs are elsewhere says where.
+    shown = {end.stdout.decode().split()[1]: end for end in ends}
+    assert shown.keys() == {"0", "1"}
+    assert str(place.folder / inner) in shown[ranks[inner]].stderr
+    assert all(f"rank {1 - int(rank)} " not in end.stdout.decode() for rank, end in shown.items())
