@@ -182,7 +182,7 @@ impl Joiner {
         loop {
             let now = clock::now();
             let (stopping, living, over, next) = self.with(py, |engine| {
-                let next = [engine.time_left(), engine.time_to_next_look()].into_iter().flatten().min();
+                let next = [engine.time_to_deadline(), engine.time_to_next_look()].into_iter().flatten().min();
                 Ok((engine.is_stopping(), engine.living(), engine.report().is_some(), next))
             })?;
             if stopping {

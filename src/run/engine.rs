@@ -2,97 +2,23 @@
 //! epoll, pidfds and no tick: without an event nothing wakes up. Children are started one a turn, so that events are handled
 //! between any two starts. Signals to children are sent before anything is reported. No policy lives here.
 
+mod host;
+
+pub use host::{AttemptState, PendingExit, RankHost, RankStart, StartError};
+
 use crate::model::Exit;
 use crate::supervise::{
-    ChildId, Effect, Lifecycle, NodeReport, ProgressNote, StopReason, SupervisionPolicy, Supervisor, SupervisorEvent,
+    ChildId, Effect, Lifecycle, NodeReport, Recipients, StopReason, SupervisionPolicy, Supervisor, SupervisorEvent,
 };
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::pidfd;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Why a host could not start a child.
-pub type StartError = Box<dyn std::error::Error + Send + Sync>;
-
-/// How far the start of a child is.
-pub enum RankStart {
-    /// The child runs.
-    Started(Arc<Child>),
-    /// Another process starts it and has not replied yet.
-    Pending,
-}
-
-/// How far the stop of an attempt is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttemptState {
-    /// It does not stop.
-    Running,
-    /// Its ranks were asked to stop.
-    Stopping,
-    /// The grace period is over: its ranks were sent SIGKILL.
-    Killing,
-}
-
-/// What the engine acts on.
-pub trait RankHost {
-    /// Starts a child. Never waits for another process.
-    fn start(&mut self, id: ChildId) -> Result<RankStart, StartError>;
-    /// Continues a pending start: called once a turn. While the child's attempt stops, the start has to succeed soon or fail, and
-    /// once its ranks are killed, at once. A start that fails then counts as cancelled.
-    fn continue_start(&mut self, _id: ChildId, _attempt: AttemptState) -> Result<RankStart, StartError> {
-        Ok(RankStart::Pending)
-    }
-    /// When a pending start is to be continued (`clock::now`), if no event comes before.
-    fn start_due(&self) -> Option<Duration> {
-        None
-    }
-    /// Whether other members of a child's process group are alive after the child was asked to stop and has ended. They
-    /// get the rest of its grace period: a shell dies of a signal at once, the program that it ran saves its work.
-    fn group_lingers(&self, _pid: i32) -> bool {
-        false
-    }
-    /// Until when the next attempt has to wait at most, although its delay is over (`clock::now`); `None`: it has not.
-    fn delays_restart(&self) -> Option<Duration> {
-        None
-    }
-    /// These children's process groups are about to be ended by a signal.
-    fn before_kill(&mut self, _pids: &[i32]) {}
-    /// Sends a signal to a child, or to its process group if it leads one.
-    fn signal(&mut self, child: &Child, signal: i32) -> io::Result<()> {
-        child.signal(signal)
-    }
-    /// A child that leads a session has ended and is about to be reaped.
-    fn before_reap(&mut self, _end: &PendingExit<'_>) {}
-    /// A child has been reaped. `signalled`: it had been sent a signal to end.
-    fn reaped(&mut self, _id: ChildId, _child: &Child, _exit: Exit, _signalled: bool) {}
-    /// Whether the output of a failed child says that it lost a peer.
-    fn has_lost_peer(&mut self, _id: ChildId) -> bool {
-        false
-    }
-    /// A child has failed; the others are about to be asked to stop.
-    fn before_stop(&mut self) {}
-    /// Ends all remaining processes of the job, before a new attempt.
-    fn sweep_job(&mut self) {}
-    /// Reports the progress of a stop or a restart.
-    fn report_progress(&mut self, note: ProgressNote);
-}
-
-/// A child that has ended and has not been reaped.
-pub struct PendingExit<'a> {
-    /// The child.
-    pub id: ChildId,
-    /// Its process id: still the number of its session and of its process group.
-    pub pid: i32,
-    /// Whether SIGKILL was sent to its process group.
-    pub killed: bool,
-    /// The process ids of all children that have not been reaped.
-    pub unreaped: &'a BTreeSet<i32>,
-}
 
 /// How often the process group of an ended child is checked, beside each SIGCHLD: a process may leave the group without one.
 const GROUP_INTERVAL: Duration = Duration::from_millis(50);
@@ -124,10 +50,12 @@ pub struct Engine {
     next_start: NextStart,
     /// The attempt of these children.
     attempt: u32,
-    /// Children that were asked to stop.
-    asked: HashSet<ChildId>,
+    /// Children that were asked to stop, and the signal.
+    asked: HashMap<ChildId, i32>,
     /// Children that were sent SIGKILL.
     killed: HashSet<ChildId>,
+    /// Children whose leftovers have no more time.
+    expired: HashSet<ChildId>,
     /// Local ranks that have ended and are not reaped yet: members of their process group live, or a debugger that traces them
     /// has not waited for them (ptrace(2), "Death under ptrace").
     lingering: BTreeSet<usize>,
@@ -143,8 +71,9 @@ impl Engine {
             children: vec![None; lifecycles.len()],
             next_start: NextStart::None,
             attempt: 0,
-            asked: HashSet::new(),
+            asked: HashMap::new(),
             killed: HashSet::new(),
+            expired: HashSet::new(),
             lingering: BTreeSet::new(),
             report: None,
         })
@@ -164,8 +93,9 @@ impl Engine {
             children,
             next_start: NextStart::None,
             attempt: 0,
-            asked: HashSet::new(),
+            asked: HashMap::new(),
             killed: HashSet::new(),
+            expired: HashSet::new(),
             lingering: BTreeSet::new(),
             report: None,
         })
@@ -177,8 +107,13 @@ impl Engine {
     }
 
     /// Time until the supervisor's next deadline; `None`: no limit.
-    pub fn time_left(&self) -> Option<Duration> {
+    pub fn time_to_deadline(&self) -> Option<Duration> {
         self.supervisor.next_deadline().map(|at| at.saturating_sub(clock::now()))
+    }
+
+    /// Time that is left to ranks that stop, or to what else the supervisor waits for; `None`: no limit.
+    pub fn time_left(&self) -> Option<Duration> {
+        self.supervisor.phase_end().map(|at| at.saturating_sub(clock::now()))
     }
 
     /// Time until the next look at ranks that have ended and are not reaped; `None`: there are none.
@@ -260,7 +195,7 @@ impl Engine {
             NextStart::Pending(_) => host.start_due().map(|at| at.saturating_sub(clock::now())),
         };
         let until = self.delayed_until(host);
-        let time_left = until.map_or_else(|| self.time_left(), |until| Some(until.saturating_sub(clock::now())));
+        let time_left = until.map_or_else(|| self.time_to_deadline(), |until| Some(until.saturating_sub(clock::now())));
         let timeout = [limit, start_in, time_left, self.time_to_next_look()].into_iter().flatten().min();
         self.poll.wait(timeout)
     }
@@ -362,8 +297,9 @@ impl Engine {
         let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(None) };
         let id = ChildId { attempt: self.attempt, local_rank: rank };
         if child.leads_group() && child.has_ended()? {
-            if self.asked.contains(&id) && !self.killed.contains(&id) && host.group_lingers(child.pid()) {
+            if self.leftovers_have_time(id, &child, host) {
                 self.linger(rank, &child)?;
+                self.send(SupervisorEvent::MainProcessEnded(id), host)?;
                 return Ok(None);
             }
             let unreaped: BTreeSet<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
@@ -376,9 +312,17 @@ impl Engine {
         };
         self.forget(rank, &child)?;
         self.children[rank] = None;
-        let signalled = self.asked.contains(&id) || self.killed.contains(&id);
+        let signalled = self.asked.contains_key(&id) || self.killed.contains(&id);
         host.reaped(id, &child, exit, signalled);
         Ok(Some((id, exit)))
+    }
+
+    /// Whether other processes of the group of a child that has ended are waited for.
+    fn leftovers_have_time(&self, id: ChildId, child: &Child, host: &dyn RankHost) -> bool {
+        let Some(signal) = self.asked.get(&id) else { return false };
+        let is_over = self.killed.contains(&id) || self.expired.contains(&id);
+        let is_known = self.lingering.contains(&id.local_rank);
+        !is_over && host.group_lingers(child.pid()) && (is_known || host.group_heeds(child.pid(), *signal))
     }
 
     /// Looks at a rank at intervals from now on: its descriptor is readable, and would wake each wait at once. If it is no longer
@@ -422,7 +366,7 @@ impl Engine {
         for effect in effects {
             match effect {
                 Effect::Spawn(id) => self.next_start = NextStart::Due(id),
-                Effect::Kill { child, signal } => {
+                Effect::Kill { child, signal, to } => {
                     // Stopped children have been resumed by now.
                     if std::mem::take(&mut is_first_kill) {
                         host.before_kill(&groups);
@@ -430,10 +374,15 @@ impl Engine {
                     if signal == libc::SIGKILL {
                         self.killed.insert(child);
                     } else {
-                        self.asked.insert(child);
+                        self.asked.insert(child, signal);
                     }
-                    self.signal(child, |c| host.signal(c, signal));
+                    match to {
+                        Recipients::MainProcessFirst => self.ask_to_stop(child, signal, host),
+                        Recipients::Rest => self.signal(child, |c| host.signal_rest(c, signal)),
+                        Recipients::Group => self.signal(child, |c| host.signal(c, signal)),
+                    }
                 }
+                Effect::EndLeftovers(child) => drop(self.expired.insert(child)),
                 Effect::ForwardSignal { child, signal } => self.signal(child, |c| c.signal_leader(signal)),
                 Effect::Suspend(child) => self.signal(child, |c| c.signal(libc::SIGSTOP)),
                 Effect::Resume(child) => self.signal(child, |c| c.signal(libc::SIGCONT)),
@@ -449,6 +398,14 @@ impl Engine {
         }
         notes.into_iter().for_each(|note| host.report_progress(note));
         Ok(())
+    }
+
+    fn ask_to_stop(&mut self, id: ChildId, signal: i32, host: &mut dyn RankHost) {
+        let Some(child) = self.children.get(id.local_rank).and_then(Option::as_ref) else { return };
+        if let Some(main) = host.ask_to_stop(child, signal) {
+            // An answer without effects.
+            self.supervisor.handle(clock::now(), SupervisorEvent::SignalledAlone(id, main), &mut Vec::new());
+        }
     }
 
     /// The process groups that these effects kill.

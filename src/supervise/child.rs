@@ -1,5 +1,6 @@
 //! State of one supervised child.
 
+use super::event::MainProcess;
 use super::lifecycle::Lifecycle;
 use super::report::RankReport;
 use super::timer::Timer;
@@ -13,7 +14,19 @@ pub(super) struct SupervisedChild {
     /// The supervisor has signalled it: its exit status is then no failure of its own.
     pub signalled: bool,
     pub killed: bool,
+    pub group: GroupState,
     pub started: Duration,
+}
+
+/// How far the stop of a child's process group is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum GroupState {
+    /// Nothing is held back from it.
+    Reached,
+    /// The main process alone has the stop signal.
+    HeldBack(MainProcess),
+    /// The main process has ended, and the others have the signal, and this time.
+    Leftover(Timer),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +50,16 @@ pub(super) struct AbortedRank {
 
 impl SupervisedChild {
     pub fn new(lifecycle: Lifecycle) -> Self {
-        Self { lifecycle, state: ChildState::Waiting, signalled: false, killed: false, started: Duration::ZERO }
+        let (state, group) = (ChildState::Waiting, GroupState::Reached);
+        Self { lifecycle, state, signalled: false, killed: false, group, started: Duration::ZERO }
+    }
+
+    /// When its leftovers are killed, if its main process has ended.
+    pub fn leftover_due(&self) -> Option<Duration> {
+        match (&self.state, self.group) {
+            (ChildState::Alive, GroupState::Leftover(timer)) => timer.due(),
+            _ => None,
+        }
     }
 
     pub fn exited_successfully(&self) -> bool {

@@ -36,6 +36,10 @@ pub enum SupervisorEvent {
     SpawnCancelled(ChildId),
     /// Children that were observed to have ended at the same time. The first one that failed is the culprit.
     Exited(Vec<(ChildId, Exit)>),
+    /// The stop signal went to the child's main process alone: the answer to `Recipients::MainProcessFirst`.
+    SignalledAlone(ChildId, MainProcess),
+    /// The child was asked to stop, and its main process has ended. Other processes of its group live: it counts as alive.
+    MainProcessEnded(ChildId),
     /// A stop signal came from outside.
     Stop(i32),
     /// The nodes of the job have changed, or another node has failed: the ranks of this node stop. The rendezvous
@@ -68,6 +72,26 @@ pub enum SupervisorEvent {
     LauncherKilled,
 }
 
+/// What the main process of a child is that handles the stop signal itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MainProcess {
+    /// A program. The other processes of its group are its helpers: once it has ended, they have `last_call` to end.
+    Program,
+    /// A shell. It may end without its programs, which do the work: they have the rest of the grace period.
+    Shell,
+}
+
+/// Which processes of a child's group a signal is sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recipients {
+    /// The main process alone if it handles the signal, and then the answer is `SignalledAlone`. Otherwise all.
+    MainProcessFirst,
+    /// All but the main process.
+    Rest,
+    /// All.
+    Group,
+}
+
 /// Why ranks are aborted while the others run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AbortReason {
@@ -90,13 +114,17 @@ pub enum Effect {
     /// Start this child and answer with `Spawned` or `SpawnFailed`. Other events may come first; if the attempt stops before
     /// the child is started, the answer is `SpawnCancelled`.
     Spawn(ChildId),
-    /// Send a signal to the child and all its descendants.
+    /// Send a signal that ends the child.
     Kill {
         /// The child.
         child: ChildId,
         /// SIGTERM, a forwarded stop signal or SIGKILL.
         signal: i32,
+        /// To which of its processes.
+        to: Recipients,
     },
+    /// The time is over for the processes that are left of a child whose main process has ended: kill them.
+    EndLeftovers(ChildId),
     /// Send a signal to the child alone.
     ForwardSignal {
         /// The child.

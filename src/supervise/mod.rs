@@ -35,12 +35,12 @@ mod stop;
 mod supervisor;
 mod timer;
 
-pub use event::{AbortReason, ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
+pub use event::{AbortReason, ChildId, Effect, MainProcess, ProgressNote, RankStop, Recipients, SupervisorEvent};
 pub use hang::{HangAction, HangEvent, HangLook, HangWatch};
 pub use lifecycle::Lifecycle;
 pub use policy::SupervisionPolicy;
 pub use report::{AttemptReport, NodeOutcome, NodeReport, RankReport};
 pub use restart::{NoRestart, RestartBackoff, RestartCounter, RestartPolicy};
 pub use round::{RoundAction, RoundEvent, RoundPhase};
-pub use stop::{KILL_PATIENCE, StopReason};
+pub use stop::{KILL_PATIENCE, StopReason, last_call};
 pub use supervisor::Supervisor;

@@ -7,6 +7,15 @@ use std::time::Duration;
 /// (state D) is abandoned then.
 pub const KILL_PATIENCE: Duration = Duration::from_secs(2);
 
+/// The longest time before SIGKILL at which a stop signal that was held back is sent.
+const LAST_CALL: Duration = Duration::from_secs(5);
+
+/// How long before the end of a grace period processes get a stop signal that was held back: ranks after a notice of preemption, and
+/// the process groups of ranks whose main process alone has it.
+pub fn last_call(grace: Duration) -> Duration {
+    LAST_CALL.min(grace / 4)
+}
+
 /// A reason to stop the ranks of this node.
 #[derive(Clone, Copy, Debug)]
 pub enum StopReason {

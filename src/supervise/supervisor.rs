@@ -1,20 +1,22 @@
 //! State machine that supervises the ranks of one node. A stop signal (SIGTERM, SIGINT, ...) reaches the launcher process, which
 //! passes it to this process (`run/launcher_process.rs`); `run/stop_requests.rs` makes it an event. It
-//! sends SIGTERM to every living rank's process group; what lives after the grace period (`--grace_period`, 30 s) gets SIGKILL,
-//! and after `KILL_PATIENCE` more is reported as unkillable. A second stop signal ends the grace period.
+//! sends SIGTERM to every living rank (`groups.rs`: to which of its processes, and when); what lives after the grace period
+//! (`--grace_period`, 30 s) gets SIGKILL, and after `KILL_PATIENCE` more is reported as unkillable. A second stop signal ends the
+//! grace period.
 
 mod aborts;
 mod attempt_end;
+mod groups;
 mod stragglers;
 mod user_requests;
 
-use super::child::{AbortedRank, ChildState, SupervisedChild};
-use super::event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
+use super::child::{AbortedRank, ChildState, GroupState, SupervisedChild};
+use super::event::{ChildId, Effect, ProgressNote, RankStop, Recipients, SupervisorEvent};
 use super::lifecycle::{Lifecycle, effective_lifecycles};
 use super::policy::SupervisionPolicy;
 use super::report::AttemptReport;
 use super::restart::RestartCounter;
-use super::stop::{KILL_PATIENCE, Reasons, StopReason};
+use super::stop::{KILL_PATIENCE, Reasons, StopReason, last_call};
 use super::timer::Timer;
 use crate::model::Exit;
 use std::time::Duration;
@@ -40,6 +42,8 @@ enum SupervisorPhase {
 pub struct Supervisor {
     phase: SupervisorPhase,
     timer: Timer,
+    /// Armed while the stop signal is held back from the process group of a rank: it gets it then.
+    last_call: Timer,
     /// Why the current attempt stops.
     reasons: Option<Reasons>,
     attempt: u32,
@@ -68,6 +72,7 @@ impl Supervisor {
         Self {
             phase: SupervisorPhase::Pending,
             timer: Timer::default(),
+            last_call: Timer::default(),
             reasons: None,
             attempt: policy.first_attempt,
             began: Duration::ZERO,
@@ -98,7 +103,13 @@ impl Supervisor {
     /// When `handle_timeout` is due; `None`: not before the next event.
     pub fn next_deadline(&self) -> Option<Duration> {
         let aborted = self.aborted.iter().map(|rank| rank.timer.due());
-        aborted.chain([self.timer.due()]).flatten().min()
+        let leftovers = self.children.iter().filter_map(SupervisedChild::leftover_due).map(Some);
+        aborted.chain(leftovers).chain([self.timer.due(), self.last_call.due()]).flatten().min()
+    }
+
+    /// When the grace period or another time of the phase ends; `None`: not before the next event.
+    pub fn phase_end(&self) -> Option<Duration> {
+        self.timer.due()
     }
 
     /// Local ranks that are alive.
@@ -134,6 +145,8 @@ impl Supervisor {
             SupervisorEvent::SpawnFailed(id, why) => self.spawn_failed(now, id, why, effects),
             SupervisorEvent::SpawnCancelled(id) => self.spawn_cancelled(now, id, effects),
             SupervisorEvent::Exited(ended) => self.exited(now, &ended, effects),
+            SupervisorEvent::SignalledAlone(id, main) => self.signalled_alone(now, id, main),
+            SupervisorEvent::MainProcessEnded(id) => self.main_process_ended(now, id, effects),
             SupervisorEvent::Stop(signal) => self.stop_signalled(now, signal, effects),
             SupervisorEvent::Regroup(stop) => self.regroup(now, stop, effects),
             SupervisorEvent::ForwardSignal(signal) => {
@@ -151,6 +164,8 @@ impl Supervisor {
 
     /// Handles the deadline of `next_deadline`; before that time it does nothing.
     pub fn handle_timeout(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        self.end_leftovers(now, effects);
+        self.make_last_call(now, effects);
         if self.end_aborted(now, effects) || self.timer.due().is_none_or(|at| now < at) {
             return;
         }
@@ -239,9 +254,9 @@ impl Supervisor {
                 self.proceed(now, effects);
             }
             // A stop came while the child was being started, so it has not been signalled yet.
-            SupervisorPhase::Stopping => self.send(id.local_rank, self.stop_signal(), effects),
+            SupervisorPhase::Stopping => self.ask_to_stop(id.local_rank, effects),
             SupervisorPhase::Killing => {
-                self.send(id.local_rank, libc::SIGKILL, effects);
+                self.send(id.local_rank, libc::SIGKILL, Recipients::Group, effects);
                 self.timer.arm(now, KILL_PATIENCE);
             }
             _ => {}
@@ -312,6 +327,7 @@ impl Supervisor {
     /// A suspended process does not handle SIGTERM, so every stop ends the suspension first.
     fn suspend(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if !self.timer.is_paused() && !matches!(self.phase, SupervisorPhase::Pending | SupervisorPhase::Finished) {
+            self.last_call.pause(now);
             self.timers().for_each(|timer| timer.pause(now));
             self.for_each_living(effects, Effect::Suspend);
         }
@@ -321,13 +337,20 @@ impl Supervisor {
         if self.timer.is_paused() {
             // The deadline from outside is not suspended.
             let latest = self.stop_by.filter(|_| self.phase == SupervisorPhase::Stopping);
+            let last_call = latest.map(|at| at.saturating_sub(last_call(self.grace)));
+            self.last_call.resume(now, last_call);
             self.timers().for_each(|timer| timer.resume(now, latest));
             self.for_each_living(effects, Effect::Resume);
         }
     }
 
+    /// All but `last_call`.
     fn timers(&mut self) -> impl Iterator<Item = &mut Timer> {
-        self.aborted.iter_mut().map(|rank| &mut rank.timer).chain([&mut self.timer])
+        let leftovers = self.children.iter_mut().filter_map(|child| match &mut child.group {
+            GroupState::Leftover(timer) => Some(timer),
+            _ => None,
+        });
+        self.aborted.iter_mut().map(|rank| &mut rank.timer).chain(leftovers).chain([&mut self.timer])
     }
 
     fn add_reason(&mut self, reason: StopReason) {
@@ -348,7 +371,7 @@ impl Supervisor {
             self.timer.arm(now, limit);
             self.aborted.clear();
             for rank in self.living() {
-                self.send(rank, self.stop_signal(), effects);
+                self.ask_to_stop(rank, effects);
             }
         }
         self.restart_or_finish(now, effects);
@@ -375,10 +398,11 @@ impl Supervisor {
     fn kill(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         self.phase = SupervisorPhase::Killing;
         self.timer.arm(now, KILL_PATIENCE);
+        self.last_call.disarm();
         self.aborted.clear();
         effects.push(Effect::Note(ProgressNote::Killing { living: self.living() }));
         for rank in self.living() {
-            self.send(rank, libc::SIGKILL, effects);
+            self.send(rank, libc::SIGKILL, Recipients::Group, effects);
         }
     }
 
@@ -416,6 +440,7 @@ impl Supervisor {
         if any_in(ChildState::Alive) || any_in(ChildState::Starting) {
             return;
         }
+        self.last_call.disarm();
         match self.next_attempt(now) {
             Ok((ended, delay)) => {
                 let (attempt, of) = (self.attempt + 1, self.restarts.policy.max_restart);
@@ -429,7 +454,7 @@ impl Supervisor {
             }
             Err(why) => {
                 self.phase = SupervisorPhase::Finished;
-                self.timer = Timer::default();
+                (self.timer, self.last_call) = (Timer::default(), Timer::default());
                 if let Some(why) = why {
                     effects.push(Effect::Note(ProgressNote::NotRestarting { why }));
                 }
@@ -438,11 +463,16 @@ impl Supervisor {
         }
     }
 
-    fn send(&mut self, rank: usize, signal: i32, effects: &mut Vec<Effect>) {
+    fn ask_to_stop(&mut self, rank: usize, effects: &mut Vec<Effect>) {
+        self.send(rank, self.stop_signal(), Recipients::MainProcessFirst, effects);
+    }
+
+    fn send(&mut self, rank: usize, signal: i32, to: Recipients, effects: &mut Vec<Effect>) {
         let child = &mut self.children[rank];
         child.signalled = true;
         child.killed |= signal == libc::SIGKILL;
-        effects.push(Effect::Kill { child: self.id(rank), signal });
+        child.group = GroupState::Reached;
+        effects.push(Effect::Kill { child: self.id(rank), signal, to });
     }
 
     fn for_each_living(&self, effects: &mut Vec<Effect>, effect: impl Fn(ChildId) -> Effect) {

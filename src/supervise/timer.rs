@@ -1,4 +1,4 @@
-//! The supervisor's one timer, which suspension pauses.
+//! A timer of the supervisor, which suspension pauses.
 
 use std::time::Duration;
 
@@ -24,6 +24,20 @@ impl Timer {
 
     pub fn disarm(&mut self) {
         self.due = None;
+    }
+
+    /// Another one, which is paused if this one is.
+    pub fn unarmed(&self) -> Self {
+        Self { due: None, ..*self }
+    }
+
+    pub fn is_armed(&self) -> bool {
+        self.due.is_some()
+    }
+
+    /// The time that is left; `None` if it is not armed.
+    pub fn left(&self, now: Duration) -> Option<Duration> {
+        self.due.map(|due| if self.paused { due } else { due.saturating_sub(now) })
     }
 
     pub fn is_paused(&self) -> bool {

@@ -9,7 +9,7 @@ use crate::rendezvous::torch_static::StaticPeers;
 use crate::run::preempt::link::{Notice, NoticeCause, PreemptLink};
 use crate::run::preempt::{NoStopMessage, StopMessage};
 use crate::run::record::journal::JournalEvent;
-use crate::supervise::SupervisorEvent;
+use crate::supervise::{SupervisorEvent, last_call};
 use crate::sys::clock;
 use std::collections::VecDeque;
 use std::io;
@@ -21,8 +21,6 @@ use tracing::{info, warn};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// After which time a message without an answer is sent again. Nodes hear ten a second of each other node.
 const RESEND: Duration = Duration::from_millis(300);
-/// How long before SIGKILL ranks get SIGTERM after a notice by a signal: at most a quarter of the grace period.
-const LAST_CALL: Duration = Duration::from_secs(5);
 
 /// Has the nodes of a static rendezvous hear of each other's notices.
 pub(super) fn connect(peers: &StaticPeers, link: &PreemptLink) {
@@ -69,14 +67,14 @@ impl EventLoop<'_> {
         let left = policy.stop_by.map(|at| at.saturating_sub(now));
         let grace = left.map_or(policy.grace, |left| left.min(policy.grace));
         let kills = now.saturating_add(grace);
-        Notice { cause: NoticeCause::Signal, ends: kills.saturating_sub(LAST_CALL.min(grace / 4)), kills: Some(kills) }
+        Notice { cause: NoticeCause::Signal, ends: kills.saturating_sub(last_call(grace)), kills: Some(kills) }
     }
 
     /// A user shortens the grace period while a notice holds.
     pub(super) fn shorten_notice(&mut self, grace: Duration) {
         if let Some(notice) = self.launch.preempt_link.notice().filter(|notice| notice.kills.is_some()) {
             let kills = clock::now().saturating_add(grace).min(notice.kills.unwrap_or(Duration::MAX));
-            let ends = kills.saturating_sub(LAST_CALL.min(grace / 4)).min(notice.ends);
+            let ends = kills.saturating_sub(last_call(grace)).min(notice.ends);
             self.hold(Notice { ends, kills: Some(kills), ..notice });
         }
     }

@@ -33,10 +33,10 @@ use crate::run::sweep;
 use crate::run::sweep::Leftover;
 use crate::run::sweep::after_rank::{SweepBudget, after_rank};
 use crate::run::sweep::stop_watch::StopWatch;
-use crate::run::sweep::{group_signal, paddle_memory};
+use crate::run::sweep::{group_signal, paddle_memory, stop_recipients};
 use crate::run::tokens::{SAMPLES, ZYGOTE};
 use crate::run::zygote::ZygoteEvent;
-use crate::supervise::{ChildId, Lifecycle, ProgressNote, SupervisorEvent};
+use crate::supervise::{ChildId, Lifecycle, MainProcess, ProgressNote, SupervisorEvent};
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::CgroupDir;
@@ -291,7 +291,11 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn group_lingers(&self, pid: i32) -> bool {
-        self.launch.policy.repeats_signal && tree::has_living_child_in(pid)
+        tree::has_living_child_in(pid)
+    }
+
+    fn group_heeds(&self, pid: i32, signal: i32) -> bool {
+        stop_recipients::any_heeds(pid, signal)
     }
 
     fn delays_restart(&self) -> Option<Duration> {
@@ -343,14 +347,25 @@ impl RankHost for RankProcesses<'_> {
         last.is_some_and(|log| lost_peer(&log_files::tail(&log, start, LOST_PEER_BYTES)).is_some())
     }
 
-    fn signal(&mut self, child: &Child, signal: i32) -> io::Result<()> {
+    fn ask_to_stop(&mut self, child: &Child, signal: i32) -> Option<MainProcess> {
         if let Some(words) = &self.stop_words
             && signal == libc::SIGTERM
         {
             // Before the rank receives it: `rlaunch.should_stop` ignores those of Slurm.
             words.set_end(clock::now());
         }
+        let main = stop_recipients::main_process(child.pid(), signal).filter(|_| child.leads_group());
+        // It fails if the rank has changed its user.
+        let _ = if main.is_some() { child.signal_leader(signal) } else { self.signal(child, signal) };
+        main
+    }
+
+    fn signal(&mut self, child: &Child, signal: i32) -> io::Result<()> {
         group_signal::send(child, signal, &mut self.signal_budget, &self.seen_at_kill)
+    }
+
+    fn signal_rest(&mut self, child: &Child, signal: i32) -> io::Result<()> {
+        group_signal::send_to_rest(child, signal, &mut self.signal_budget, &self.seen_at_kill)
     }
 
     fn before_kill(&mut self, pids: &[i32]) {

@@ -32,9 +32,20 @@ pub fn send(child: &Child, signal: i32, budget: &mut SweepBudget, seen: &OnceCel
     let limit = budget.left(begun, LIMIT);
     let is_done = !limit.is_zero()
         && !helpers(&budget.reader, members(child.pid(), seen.get_or_init(Snapshot::take))).is_empty()
-        && send_to_others(&budget.reader, child.pid(), signal, begun, limit);
+        && send_to_others(&budget.reader, (child.pid(), None), signal, begun, limit);
     budget.spend(since(begun));
     if is_done { Ok(()) } else { child.signal(signal) }
+}
+
+/// Sends a signal to the members of a child's process group but the child. If the child has ended, they are the group.
+pub fn send_to_rest(child: &Child, signal: i32, budget: &mut SweepBudget, seen: &OnceCell<Snapshot>) -> io::Result<()> {
+    if !child.leads_group() || child.has_ended()? {
+        return send(child, signal, budget, seen);
+    }
+    let begun = clock::now();
+    send_to_others(&budget.reader, (child.pid(), Some(child.pid())), signal, begun, Duration::MAX);
+    budget.spend(since(begun));
+    Ok(())
 }
 
 /// The helpers among these processes. One call reads all command lines, because the limit of the reader is that of a call.
@@ -46,13 +57,20 @@ fn helpers<'a>(reader: &LockedFileReader, processes: impl Iterator<Item = (i32, 
     processes.into_iter().filter(|(pid, stat)| is_helper(*pid, stat)).map(|(pid, _)| pid).collect()
 }
 
-/// Sends a signal to the members of a rank's process group that are no helpers. Whether all received it in time.
-fn send_to_others(reader: &LockedFileReader, rank: i32, signal: i32, begun: Duration, limit: Duration) -> bool {
+/// Sends a signal to the members of a rank's process group that are neither helpers nor the process `but`. Whether all received it in
+/// time.
+fn send_to_others(
+    reader: &LockedFileReader,
+    (rank, but): (i32, Option<i32>),
+    signal: i32,
+    begun: Duration,
+    limit: Duration,
+) -> bool {
     let mut signalled = BTreeSet::new();
     loop {
         let before = signalled.len();
         let all = Snapshot::take();
-        let is_new = |(pid, stat): &(i32, &ProcStat)| !signalled.contains(&(*pid, stat.started));
+        let is_new = |(pid, stat): &(i32, &ProcStat)| Some(*pid) != but && !signalled.contains(&(*pid, stat.started));
         let new: Vec<(i32, &ProcStat)> = members(rank, &all).filter(is_new).collect();
         let helpers = helpers(reader, new.iter().copied());
         for (pid, stat) in new {

@@ -7,6 +7,7 @@ pub mod job_children;
 mod new_children;
 pub mod no_sweep;
 pub mod paddle_memory;
+pub mod stop_recipients;
 pub mod stop_watch;
 
 use crate::run::stacks::is_reader;

@@ -32,7 +32,7 @@ impl Supervisor {
     pub(super) fn limit_grace(&mut self, now: Duration, grace: Duration) {
         self.grace = self.grace.min(grace);
         if self.phase == SupervisorPhase::Stopping {
-            self.timer.limit(now, grace);
+            self.limit_stop(now, grace);
         }
     }
 
@@ -58,7 +58,7 @@ impl Supervisor {
         self.resume(now, effects);
         let grace = self.time_to_end(now, grace.map_or(self.grace, |grace| grace.min(self.grace)));
         match self.phase {
-            SupervisorPhase::Stopping => self.timer.arm(now, grace),
+            SupervisorPhase::Stopping => self.limit_stop(now, grace),
             SupervisorPhase::Backoff(_) => self.timer.arm(now, Duration::ZERO),
             _ => {
                 let (attempt, living) = (self.attempt + 1, self.living());

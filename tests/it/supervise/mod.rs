@@ -1,6 +1,7 @@
 //! The invariants of supervision, over random histories in virtual time.
 
 mod aborts;
+mod groups;
 mod lifecycle;
 mod stragglers;
 mod user_requests;
@@ -9,11 +10,11 @@ mod world;
 use proptest::prelude::*;
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    AbortReason, ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport, ProgressNote,
-    RestartBackoff, RestartPolicy, SupervisionPolicy, Supervisor, SupervisorEvent,
+    AbortReason, ChildId, Effect, KILL_PATIENCE, Lifecycle, MainProcess, NoRestart, NodeOutcome, NodeReport,
+    ProgressNote, Recipients, RestartBackoff, RestartPolicy, SupervisionPolicy, Supervisor, SupervisorEvent,
 };
 use std::time::Duration;
-use world::{GOOD, Happening, Job, Manners, World};
+use world::{GOOD, Happening, Helpers, Job, Manners, World};
 
 const GRACE: Duration = Duration::from_secs(10);
 const MS: Duration = Duration::from_millis(1);
@@ -34,14 +35,19 @@ fn manners() -> impl Strategy<Value = Manners> {
     let on_term = prop::option::weighted(0.7, (moment(15_000), prop_oneof![Just(Exit::Signal(15)), an_exit()]));
     let on_kill = prop::option::weighted(0.9, prop_oneof![3 => Just(0), 1 => moment(3_000)]);
     let late = prop::option::of(prop::sample::select(vec![Exit::Signal(9), Exit::Signal(9), Exit::Code(0)]));
-    (starting, lives, an_exit(), on_term, on_kill, late).prop_map(
-        |((starts, start_takes), lives, exit, on_term, on_kill, dies_frozen)| Manners {
+    let handles = prop::option::of(prop::sample::select(vec![MainProcess::Program, MainProcess::Shell]));
+    let helpers =
+        prop_oneof![2 => Just(Helpers::None), 2 => moment(9_000).prop_map(Helpers::Leave), 1 => Just(Helpers::Stay)];
+    (starting, lives, an_exit(), on_term, on_kill, late, handles, helpers).prop_map(
+        |((starts, start_takes), lives, exit, on_term, on_kill, dies_frozen, handles, helpers)| Manners {
             starts,
             start_takes,
             lives,
             exit,
             on_term,
             on_kill,
+            handles,
+            helpers,
             dies_frozen,
         },
     )
@@ -191,6 +197,7 @@ fn the_histories_cover_all_cases() {
         let job = job().new_tree(&mut runner).unwrap().current();
         let world = World::live(&job);
         lifecycle::note_cases(&job, &world, &mut note);
+        groups::note_cases(&world, &mut note);
         let World { together, notes, report, waits_asleep, cut_off, .. } = world;
         let any = |what: &dyn Fn(&world::Together) -> bool| together.iter().any(what);
         note("several ends", any(&|t| t.ended > 1));
@@ -408,7 +415,7 @@ fn of_ranks_that_ended_together_the_first_failure_is_the_culprit_and_none_is_sig
     let ended = vec![(id(0), Exit::Code(0)), (id(2), Exit::Signal(9)), (id(1), Exit::Code(1))];
     machine.handle(Duration::from_secs(1), SupervisorEvent::Exited(ended), &mut effects);
     // Only the rank that lives is signalled.
-    assert_eq!(effects, [Effect::Kill { child: id(3), signal: libc::SIGTERM }]);
+    assert_eq!(effects, [Effect::Kill { child: id(3), signal: libc::SIGTERM, to: Recipients::MainProcessFirst }]);
     effects.clear();
     machine.handle(Duration::from_secs(2), SupervisorEvent::Exited(vec![(id(3), Exit::Signal(15))]), &mut effects);
     let Some(Effect::Finish(report)) = effects.last() else { panic!("{effects:?}") };

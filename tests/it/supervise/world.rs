@@ -3,16 +3,19 @@
 
 mod aborts;
 mod checks;
+mod groups;
 mod happenings;
 mod job;
+mod outdated;
 
 use aborts::Aborted;
-pub use job::{GOOD, Happening, Job, Manners, Together};
+pub use groups::Case;
+use groups::Group;
+pub use job::{GOOD, Happening, Helpers, Job, Manners, Together};
 
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    AbortReason, AttemptReport, ChildId, Effect, Lifecycle, NodeReport, ProgressNote, RankStop, Supervisor,
-    SupervisorEvent,
+    AbortReason, AttemptReport, ChildId, Effect, Lifecycle, NodeReport, ProgressNote, Supervisor, SupervisorEvent,
 };
 use std::time::Duration;
 
@@ -36,6 +39,7 @@ struct Sim {
     frozen: bool,
     signalled: bool,
     killed: bool,
+    group: Group,
 }
 
 impl Sim {
@@ -47,6 +51,7 @@ impl Sim {
         frozen: false,
         signalled: false,
         killed: false,
+        group: Group::NEW,
     };
 
     fn is_alive(&self) -> bool {
@@ -118,6 +123,8 @@ pub struct World<'a> {
     are_stragglers_limited: bool,
     stragglers_due: Option<Duration>,
     aborted: Vec<Aborted>,
+    /// What happened to process groups.
+    pub groups: Vec<groups::Case>,
     swept: bool,
     history: Vec<AttemptReport>,
     pub notes: Vec<ProgressNote>,
@@ -164,6 +171,7 @@ impl<'a> World<'a> {
             are_stragglers_limited: false,
             stragglers_due: None,
             aborted: Vec::new(),
+            groups: Vec::new(),
             swept: false,
             history: Vec::new(),
             notes: Vec::new(),
@@ -277,7 +285,10 @@ impl<'a> World<'a> {
         self.now = self.now.max(at);
         match what {
             0 => self.answer(rank),
-            1 => self.ranks_that_end_now(),
+            1 => {
+                self.main_processes_that_end_now();
+                self.ranks_that_end_now();
+            }
             _ if self.aborted().any(|aborted| aborted.due <= self.awake()) => {
                 let first_due = self.aborted().map(|aborted| aborted.due).min();
                 assert_eq!(first_due, Some(self.awake()), "an aborted rank has too much time");
@@ -332,14 +343,18 @@ impl<'a> World<'a> {
         if sim.sleeps() {
             return self.manners(rank).dies_frozen.map(|_| self.now);
         }
-        sim.dies.map(|(at, _)| at)
+        sim.leftovers_die().unwrap_or(sim.dies.map(|(at, _)| at))
     }
 
     /// All whose time has come, in any order, among ends that are no news: of strangers, of older attempts,
     /// of those that have ended already.
     fn ranks_that_end_now(&mut self) {
         let ending: Vec<_> = self.alive().filter(|&rank| self.dies_at(rank).is_some_and(|at| at <= self.now)).collect();
+        if ending.is_empty() {
+            return;
+        }
         let how = |rank: usize| match &self.sims[rank] {
+            Sim { group: Group { main_end: Some((_, exit)), .. }, .. } => *exit,
             sim if sim.sleeps() => self.manners(rank).dies_frozen.unwrap(),
             sim => sim.dies.unwrap().1,
         };
@@ -396,17 +411,6 @@ impl<'a> World<'a> {
         assert_eq!(said, finishing.as_ref());
     }
 
-    /// Children whose end is outdated: strangers, other attempts, and all that do not live, beside `ending`.
-    fn ranks_that_cannot_end(&self, ending: &[usize]) -> Vec<ChildId> {
-        let dead = (0..self.sims.len()).filter(|rank| !self.sims[*rank].is_alive() && !ending.contains(rank));
-        let dead = dead.map(|rank| self.id(rank));
-        let others = [self.attempt.wrapping_sub(1), self.attempt + 1];
-        let others = others
-            .into_iter()
-            .flat_map(|attempt| (0..self.sims.len()).map(move |local_rank| ChildId { attempt, local_rank }));
-        dead.chain(others).chain([self.id(self.sims.len())]).collect()
-    }
-
     fn effects_of(&mut self, event: SupervisorEvent) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.machine.handle(self.now, event, &mut effects);
@@ -416,75 +420,5 @@ impl<'a> World<'a> {
     fn send(&mut self, event: SupervisorEvent) {
         let effects = self.effects_of(event);
         self.act(effects);
-    }
-
-    /// Events of other attempts, of the dead, said twice, and turns of the clock that came too early.
-    fn outdated_events_change_nothing(&mut self) {
-        let before = self.standing();
-        let mut effects = Vec::new();
-        if before.0.is_none_or(|at| self.now < at) {
-            self.machine.handle_timeout(self.now, &mut effects);
-        }
-        let twice = if self.asleep.is_some() { SupervisorEvent::Suspend } else { SupervisorEvent::Resume };
-        let mut events = vec![SupervisorEvent::Start, twice];
-        for rank in 0..=self.sims.len() {
-            let id = self.id(rank);
-            let old = ChildId { attempt: self.attempt.wrapping_sub(1), ..id };
-            let odd = ChildId { attempt: 7, ..id };
-            for id in [old, odd] {
-                events.extend([
-                    SupervisorEvent::Exited(vec![(id, Exit::Code(99))]),
-                    SupervisorEvent::Spawned(id),
-                    SupervisorEvent::SpawnFailed(id, "".into()),
-                    SupervisorEvent::SpawnCancelled(id),
-                ]);
-            }
-            let life = self.sims.get(rank).map(|s| s.life);
-            if life != Some(Life::Alive) {
-                events.push(SupervisorEvent::Exited(vec![(id, Exit::Code(98))]));
-            }
-            if !matches!(life, Some(Life::Starting { .. })) {
-                events.extend([
-                    SupervisorEvent::Spawned(id),
-                    SupervisorEvent::SpawnFailed(id, "".into()),
-                    SupervisorEvent::SpawnCancelled(id),
-                ]);
-            }
-        }
-        let all = self.ranks_that_cannot_end(&[]).into_iter().map(|id| (id, Exit::Code(96)));
-        events.extend([SupervisorEvent::Exited(all.collect()), SupervisorEvent::Exited(Vec::new())]);
-        let mut ranks = self.ranks_that_cannot_end(&[]);
-        ranks.extend(self.aborted.iter().map(|aborted| self.id(aborted.rank)));
-        events.push(SupervisorEvent::Abort { ranks, reason: HANG });
-        for event in events {
-            self.machine.handle(self.now, event, &mut effects);
-        }
-        assert_eq!(effects, []);
-        assert_eq!(before, self.standing());
-    }
-
-    /// All that can be asked of the machine.
-    fn standing(&self) -> (Option<Duration>, Vec<usize>, bool) {
-        (self.machine.next_deadline(), self.machine.living(), self.machine.is_stopping())
-    }
-
-    fn nothing_moves_any_more(&mut self) {
-        self.outdated_events_change_nothing();
-        for event in [
-            SupervisorEvent::Stop(15),
-            SupervisorEvent::Suspend,
-            SupervisorEvent::Resume,
-            SupervisorEvent::LauncherKilled,
-            SupervisorEvent::Restart { grace: None },
-            SupervisorEvent::Regroup(RankStop::WithGrace),
-            SupervisorEvent::Regroup(RankStop::AtOnce),
-            SupervisorEvent::ForwardSignal(10),
-            SupervisorEvent::Abort { ranks: (0..self.sims.len()).map(|rank| self.id(rank)).collect(), reason: HANG },
-        ] {
-            assert_eq!(self.effects_of(event), []);
-        }
-        let mut effects = Vec::new();
-        self.machine.handle_timeout(self.now + Duration::from_secs(1_000_000), &mut effects);
-        assert_eq!((effects, self.machine.next_deadline(), self.machine.living()), (vec![], None, vec![]));
     }
 }

@@ -6,6 +6,7 @@ pub mod namespace;
 pub mod reader;
 pub mod snapshot;
 pub mod stat;
+pub mod status;
 
 use std::fs::{File, ReadDir};
 use std::io::{self, Read};

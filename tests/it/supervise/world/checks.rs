@@ -4,7 +4,7 @@ use super::{Aborted, Cause, First, Life, Manners, SIGNAL, Sim, World};
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
     AbortReason, AttemptReport, ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport,
-    ProgressNote,
+    ProgressNote, Recipients,
 };
 use std::time::Duration;
 
@@ -15,7 +15,9 @@ impl World<'_> {
             assert!(!self.swept || matches!(effect, Effect::Spawn(_)), "{effect:?} after a sweep");
             match effect {
                 Effect::Spawn(id) => self.spawn(id),
-                Effect::Kill { child, signal } => self.kill(child, signal),
+                Effect::Kill { child, signal, to: Recipients::Rest } => self.signal_rest(child, signal),
+                Effect::Kill { child, signal, to } => self.kill(child, signal, to),
+                Effect::EndLeftovers(id) => self.end_leftovers(id),
                 Effect::ForwardSignal { child, signal } => self.abort(child, signal),
                 Effect::Suspend(id) => {
                     assert!(self.asleep.is_some(), "froze {id:?} while awake");
@@ -24,7 +26,8 @@ impl World<'_> {
                     assert!(!sim.frozen, "froze {id:?} twice");
                     sim.frozen = true;
                     if !sim.killed {
-                        sim.dies = sim.dies.map(|(at, exit)| (at - now, exit));
+                        sim.dies = sim.dies.map(|(at, exit)| (at.saturating_sub(now), exit));
+                        sim.group.dies = sim.group.dies.map(|at| at.saturating_sub(now));
                     }
                 }
                 Effect::Resume(id) => {
@@ -35,6 +38,7 @@ impl World<'_> {
                     sim.frozen = false;
                     if !sim.killed {
                         sim.dies = sim.dies.map(|(left, exit)| (now + left, exit));
+                        sim.group.dies = sim.group.dies.map(|left| now + left);
                     }
                 }
                 Effect::Abandon(id) => {
@@ -109,7 +113,7 @@ impl World<'_> {
         }
     }
 
-    fn kill(&mut self, id: ChildId, signal: i32) {
+    fn kill(&mut self, id: ChildId, signal: i32, to: Recipients) {
         let (now, awake) = (self.now, self.awake());
         let Manners { on_term, on_kill, .. } = self.manners(id.local_rank);
         let first = self.first.expect("killed without a reason");
@@ -118,11 +122,15 @@ impl World<'_> {
         let late = self.killing;
         let (done, repeats_signal) = (matches!(first.cause, Cause::Done), self.job.policy.repeats_signal);
         assert!(!done || self.serves(id.local_rank) && self.is_done(), "signalled {id:?}, which is waited for");
+        let due_to = if signal == libc::SIGKILL { Recipients::Group } else { Recipients::MainProcessFirst };
+        assert_eq!(to, due_to);
         let sim = self.alive_sim(id);
         assert!(!sim.frozen, "signalled {id:?}, which is frozen");
         if signal == libc::SIGKILL {
             assert!(forced || due, "killed {id:?} within the grace");
             assert!(!sim.killed && late, "killed {id:?} twice, or without a note");
+            assert!(forced || sim.group.held_back.is_none(), "killed the group of {id:?} before it was signalled");
+            sim.group.held_back = None;
             sim.killed = true;
             sim.dies = on_kill.map(|after| (now + Duration::from_millis(after), Exit::Signal(9)));
             self.last_kill = awake;
@@ -136,6 +144,9 @@ impl World<'_> {
             }
         }
         self.sims[id.local_rank].signalled = true;
+        if signal != libc::SIGKILL {
+            self.signal_main_process_first(id);
+        }
     }
 
     fn sweep(&mut self) {
@@ -320,7 +331,7 @@ impl World<'_> {
     }
 
     /// The invariants between any two events.
-    fn check(&self) {
+    fn check(&mut self) {
         if self.report.is_some() {
             return;
         }
@@ -349,5 +360,6 @@ impl World<'_> {
         }
         let patience = self.last_kill + KILL_PATIENCE;
         assert!(all(&|s| !s.killed || self.awake() <= patience), "a rank outlived the patience");
+        self.check_groups(first);
     }
 }

@@ -33,7 +33,7 @@ impl World<'_> {
                 };
                 self.send(SupervisorEvent::Stop(SIGNAL));
                 let said = self.notes[known..].iter().filter(|n| !matches!(n, ProgressNote::NotRestarting { .. }));
-                let left = self.machine.next_deadline().map(|at| at - self.now);
+                let left = self.machine.phase_end().map(|at| at - self.now);
                 let said = said.cloned().map(|note| match note {
                     ProgressNote::Stopping { signal, living, grace } => {
                         assert!(
@@ -69,6 +69,7 @@ impl World<'_> {
                     (Some(first @ First { cause: Cause::Restart, .. }), None) if !self.killing && !is_prevented => {
                         self.wake();
                         let grace = first.grace.min(self.awake() - first.awake + most);
+                        self.shorten_last_call(most);
                         self.first = Some(First { grace, ..first });
                     }
                     _ => {}

@@ -1,7 +1,7 @@
 //! A history before it is simulated: a job, the manners of its children, its happenings.
 
 use rlaunch::model::Exit;
-use rlaunch::supervise::{Lifecycle, SupervisionPolicy};
+use rlaunch::supervise::{Lifecycle, MainProcess, SupervisionPolicy};
 use std::time::Duration;
 
 /// How one child behaves: times in virtual milliseconds.
@@ -16,8 +16,21 @@ pub struct Manners {
     pub on_term: Option<(u64, Exit)>,
     /// How long after SIGKILL it goes; `None`: the kernel does not let it.
     pub on_kill: Option<u64>,
+    /// It handles SIGTERM, and so gets it alone.
+    pub handles: Option<MainProcess>,
+    pub helpers: Helpers,
     /// It ends even while it is frozen (another process kills it, or its end is seen late).
     pub dies_frozen: Option<Exit>,
+}
+
+/// The other processes of its group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Helpers {
+    None,
+    /// They go so long after SIGTERM.
+    Leave(u64),
+    /// They stay until they are killed.
+    Stay,
 }
 
 /// It runs well for a while.
@@ -28,6 +41,8 @@ pub const GOOD: Manners = Manners {
     exit: Exit::Code(0),
     on_term: Some((5, Exit::Signal(15))),
     on_kill: Some(0),
+    handles: None,
+    helpers: Helpers::None,
     dies_frozen: None,
 };
 

@@ -1,0 +1,41 @@
+//! To which processes of a rank a stop signal goes first, by how its main process handles the signal.
+
+use crate::supervise::MainProcess;
+use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::status::ProcStatus;
+use crate::sys::process::tree;
+
+/// Programs that run a trap for a signal only once the program in the foreground has ended (sh(1p), "Signals and Error Handling").
+const SHELLS: [&str; 10] = ["sh", "ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "mksh", "zsh"];
+
+/// The main process of a rank, if it handles this signal itself. `None`: the signal is to go to its process group, because the main
+/// process neither catches it nor waits for it, cannot be read, or is a shell that waits for a program.
+pub fn main_process(pid: i32, signal: i32) -> Option<MainProcess> {
+    let main = ProcStatus::of(pid)?;
+    if !SHELLS.contains(&main.name.as_str()) {
+        let handles = main.catches(signal) || main.blocks(signal) && !main.ignores(signal);
+        return handles.then_some(MainProcess::Program);
+    }
+    if !main.catches(signal) {
+        return None;
+    }
+    let own = ProcStatus::of(std::process::id() as i32).is_some_and(|own| own.ignores(libc::SIGQUIT));
+    let mut programs = tree::children(pid).into_iter().filter_map(ProcStatus::of);
+    (!programs.any(|program| is_in_foreground(&program, pid, own))).then_some(MainProcess::Shell)
+}
+
+/// Whether a shell waits for this program of its group. A script's commands with `&` ignore SIGQUIT (sh(1p), "Signals and Error
+/// Handling"). `ignored_before`: the shell was started so, and then each counts as one in the foreground.
+fn is_in_foreground(program: &ProcStatus, group: i32, ignored_before: bool) -> bool {
+    let is_async = program.ignores(libc::SIGQUIT) && !ignored_before;
+    program.group.is_none_or(|of| of == group) && !is_async
+}
+
+/// Whether a process of this group may end by the signal: it does not ignore it, or could not be read.
+pub fn any_heeds(group: i32, signal: i32) -> bool {
+    let all = Snapshot::take();
+    let members = all.processes().filter(|(_, stat)| stat.group == group && stat.is_alive());
+    let ignores = |(pid, _): (i32, _)| ProcStatus::of(pid).is_some_and(|status| status.ignores(signal));
+    let ignoring: Vec<bool> = members.map(ignores).collect();
+    ignoring.is_empty() || ignoring.contains(&false)
+}
