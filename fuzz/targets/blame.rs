@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rlaunch::model::Exit;
-use rlaunch::report::cause::uncaught::{self, UncaughtException};
+use rlaunch::report::cause::uncaught::{self, ProcessIdentity, UncaughtException};
 use rlaunch::report::cause::{error_file, first_failure};
 use rlaunch::report::console::tail::TailLimits;
 use rlaunch::report::{blame, lost_peer, tail};
@@ -11,7 +11,7 @@ use rlaunch_fuzz::repeated;
 
 fuzz_target!(|data: &[u8]| {
     let (note, stderr) = data.split_at(data.iter().position(|byte| *byte == 0).unwrap_or(0));
-    let note = uncaught::parse(note);
+    let note = uncaught::parse(note, ProcessIdentity { pid: 7, started: 99 });
     for uncaught in [note, UncaughtException::Unknown] {
         for exit in [Exit::Code(1), Exit::Signal(6)] {
             if let Some(blame) = blame(stderr, exit, &uncaught) {

@@ -22,6 +22,11 @@ impl PyRankStop {
         RankStopSlot::defer_sigterm(address).map_err(os_error)
     }
 
+    /// Whether the process with this id speaks for the rank (`RankStopSlot::is_of_rank`).
+    fn is_of_rank(&self, py: Python<'_>, pid: i32) -> bool {
+        py.detach(|| self.0.is_of_rank(pid))
+    }
+
     /// Reports a step; whether to stop there. None: ask again soon.
     fn ask(&self, step: u64) -> Option<bool> {
         match self.0.ask(step) {

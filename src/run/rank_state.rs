@@ -9,6 +9,8 @@ use crate::sys::process::pidfd::ResourceUsage;
 pub struct RankState {
     /// Its process id; `None` if it has not run.
     pub pid: Option<i32>,
+    /// Its start time in clock ticks since boot.
+    pub started: u64,
     /// The attempt that it belongs to.
     pub attempt: u32,
     /// Offset in its log at which its output starts. While its log is rotated: the offset before anything was removed

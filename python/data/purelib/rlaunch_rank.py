@@ -25,10 +25,14 @@ WAITING_MODULES = ("threading", "concurrent.futures.thread")
 # Characters of an exception's message that are noted.
 _LONGEST_TEXT = 8192
 
+# The process that is the rank, by its name below /proc. Another process may run the program for it.
+rank_process = "self"
+
 
 class ExceptionNote:
     """Notes in a file of the launcher's the exception that ends this process, and first that none has so far.
 
+    Each line begins with the process that has written it: the launcher believes the rank alone.
     ``sys.excepthook`` stays as it is: other libraries compare it with Python's own.
     """
 
@@ -37,6 +41,7 @@ class ExceptionNote:
         self._pid = os.getpid()
         self._is_written = False
         self._registered_after: set[str] = set()
+        self._writer = _identity()
         self._write(b"started\n")
         # The functions registered last are called first. Some take long.
         atexit.register(self._note)
@@ -92,7 +97,7 @@ class ExceptionNote:
             return
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
-            os.write(fd, data)
+            os.write(fd, self._writer + data)
         finally:
             os.close(fd)
 
@@ -186,6 +191,14 @@ def _is_being_imported(module: object) -> bool:
     return getattr(getattr(module, "__spec__", None), "_initializing", False) is True
 
 
+def _identity() -> bytes:
+    """The id and the start time of this process, each with a blank after it (proc_pid_stat(5))."""
+    with open(f"/proc/{rank_process}/stat", "rb") as file:
+        line = file.read()
+    # The name may contain any byte.
+    return b"%s %s " % (line.split(b" ", 1)[0], line.rpartition(b")")[2].split()[19])
+
+
 def note_exceptions() -> ExceptionNote | None:
     """Has the exception noted that ends this process, which is a rank, if the launcher gave it a file."""
     path = os.environ.get(EXCEPTION_FILE)
@@ -196,9 +209,10 @@ def note_exceptions() -> ExceptionNote | None:
 
 
 def _is_rank() -> bool:
-    """Whether the launcher started this process. Programs that a rank starts have the variable too."""
+    """Whether the launcher may have started this process. Programs of a rank have the variable too."""
     # /proc/PID/fd/NUMBER
-    # A rank leads its session. A daemon that a rank has started has the launcher as its parent too.
+    # A rank leads its session. A daemon that a rank has started has the launcher as its parent too, and may
+    # lead a session: the launcher does not believe what it notes.
     is_child = os.environ.get(EXCEPTION_FILE, "").startswith(f"/proc/{os.getppid()}/")
     return is_child and os.getsid(0) == os.getpid()
 

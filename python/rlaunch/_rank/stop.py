@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .._lib import RankStop
-
-# The place that this process has opened: a fork of a rank keeps it.
-_opened: RankStop | None = None
+from .identity import is_of_rank, open_slot
 
 # How often a rank asks again while the launchers agree, in seconds.
 _PAUSE = 0.001
 
+_is_sigterm_deferred = False
 
-def _open() -> RankStop | None:
-    global _opened
-    if _opened is None and (address := os.environ.get("RLAUNCH_STOP_SLOT")):
+
+def _defer_sigterm() -> None:
+    """Slurm sends SIGTERM to every process of a step at once."""
+    global _is_sigterm_deferred
+    if not _is_sigterm_deferred and "SLURM_JOB_ID" in os.environ:
         from .._lib import RankStop
 
-        _opened = RankStop(address)
-        if "SLURM_JOB_ID" in os.environ:
-            # Slurm sends SIGTERM to every process of a step at once.
-            RankStop.defer_sigterm(address)
-    return _opened
+        RankStop.defer_sigterm(os.environ["RLAUNCH_STOP_SLOT"])
+    _is_sigterm_deferred = True
 
 
 def should_stop(step: int) -> bool:
@@ -37,7 +32,8 @@ def should_stop(step: int) -> bool:
 
     A rank takes part from its first call on. A notice to a job without such ranks stops them by SIGTERM.
 
-    False without a launcher and in ranks of ``rlaunch.spawn``.
+    False without a launcher and in ranks of ``rlaunch.spawn``, and in daemons that a rank has left
+    (``setsid program &``): what they call says nothing about the rank.
 
     Slurm sends SIGTERM to the launcher and to all ranks alike. So in a Slurm job, the first call installs a
     handler, unless there is one, which ignores a SIGTERM that the launcher has not sent. Forks inherit it.
@@ -50,9 +46,10 @@ def should_stop(step: int) -> bool:
         OSError: the launcher that RLAUNCH_STOP_SLOT names is gone, or is not visible from here (another PID
             namespace).
     """
-    stop = _open()
-    if stop is None:
+    stop = open_slot()
+    if stop is None or not is_of_rank(stop):
         return False
+    _defer_sigterm()
     answer = stop.ask(step)
     if answer is None:
         from time import sleep
@@ -71,5 +68,5 @@ def time_left() -> float | None:
     Raises:
         OSError: see ``should_stop``.
     """
-    stop = _open()
+    stop = open_slot()
     return None if stop is None else stop.time_left()

@@ -45,14 +45,26 @@ struct Note {
     at_ns: u64,
 }
 
-/// Reads a rank's note: `started`, again for each further program that the process executes, then at most one line of JSON.
-/// Accepts any bytes.
-pub fn parse(note: &[u8]) -> UncaughtException {
+/// A process by its id and its start time in clock ticks since boot (proc_pid_stat(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessIdentity {
+    /// Its process id.
+    pub pid: i32,
+    /// Its start time.
+    pub started: u64,
+}
+
+/// Reads the note of a rank's process: `started`, again for each further program that the process executes, then at most one line of
+/// JSON. Each line begins with the id and the start time of its writer: what other processes have written does not count. Accepts
+/// any bytes.
+pub fn parse(note: &[u8], rank: ProcessIdentity) -> UncaughtException {
     let text = String::from_utf8_lossy(note);
-    if text.lines().next() != Some(STARTED) {
+    let writer = format!("{} {} ", rank.pid, rank.started);
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(&writer));
+    if lines.next() != Some(STARTED) {
         return UncaughtException::Unknown;
     }
-    let Some(line) = text.lines().find(|line| *line != STARTED) else { return UncaughtException::None };
+    let Some(line) = lines.find(|line| *line != STARTED) else { return UncaughtException::None };
     let Ok(Note { what, text, file, line, function, raised_in, at_ns }) = serde_json::from_str(line) else {
         return UncaughtException::Unknown;
     };
@@ -116,23 +128,28 @@ mod tests {
             let fault = RankFault { what: "E".into(), text: "a\nb".into(), place };
             UncaughtException::Raised(NotedException { fault, raised_in, at: Duration::from_nanos(ns) })
         };
+        let rank = ProcessIdentity { pid: 7, started: 99 };
+        let whole = r#"{"what": "E", "text": "a\nb", "file": "t.py", "line": 3, "function": "f", "raised_in": "lib.py", "at_ns": 7}"#;
+        let short = r#"{"what": "E", "text": "a\nb", "file": null}"#;
+        let raised = noted(Some(place), Some("lib.py".into()), 7);
         for (note, wanted) in [
-            (&b""[..], UncaughtException::Unknown),
-            (b"\xff\n", UncaughtException::Unknown),
-            (b"started\n", UncaughtException::None),
-            (b"started\nstarted\n", UncaughtException::None),
-            (b"started\n{\"what\": 1}\n", UncaughtException::Unknown),
-            (b"started\n{\"what\": \"E\", \"text\"", UncaughtException::Unknown),
-            (
-                b"started\n{\"what\": \"E\", \"text\": \"a\\nb\", \"file\": null}\n",
-                noted(None, None, 0),
-            ),
-            (
-                b"started\n{\"what\": \"E\", \"text\": \"a\\nb\", \"file\": \"t.py\", \"line\": 3, \"function\": \"f\", \"raised_in\": \"lib.py\", \"at_ns\": 7}\n",
-                noted(Some(place), Some("lib.py".into()), 7),
-            ),
+            (String::new(), UncaughtException::Unknown),
+            ("\u{fffd}\n".into(), UncaughtException::Unknown),
+            ("7 99 started\n".into(), UncaughtException::None),
+            ("7 99 started\n7 99 started\n".into(), UncaughtException::None),
+            ("7 99 started\n7 99 {\"what\": 1}\n".into(), UncaughtException::Unknown),
+            ("7 99 started\n7 99 {\"what\": \"E\", \"text\"".into(), UncaughtException::Unknown),
+            (format!("7 99 started\n7 99 {short}\n"), noted(None, None, 0)),
+            (format!("7 99 started\n7 99 {whole}\n"), raised.clone()),
+            // Another process, one that had the same number before, and one that does not say which it is.
+            (format!("7 99 started\n8 99 started\n8 99 {whole}\n"), UncaughtException::None),
+            (format!("7 98 started\n7 98 {whole}\n7 99 started\n"), UncaughtException::None),
+            (format!("started\n7 99 started\n{whole}\n"), UncaughtException::None),
+            (format!("8 99 started\n8 99 {short}\n7 99 started\n7 99 {whole}\n"), raised),
+            (format!("8 99 started\n8 99 {whole}\n"), UncaughtException::Unknown),
         ] {
-            assert_eq!(parse(note), wanted, "{note:?}");
+            assert_eq!(parse(note.as_bytes(), rank), wanted, "{note:?}");
         }
+        assert_eq!(parse(b"\xff\n", rank), UncaughtException::Unknown);
     }
 }

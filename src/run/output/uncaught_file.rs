@@ -2,7 +2,7 @@
 //! stays behind; the rank opens it by its path in /proc, for which it has to run as the launcher's user (proc_pid_fd(5)).
 //! `rlaunch.heartbeat()` renews its time.
 
-use crate::report::cause::uncaught::{UncaughtException, parse};
+use crate::report::cause::uncaught::{ProcessIdentity, UncaughtException, parse};
 use crate::sys::io::fd;
 use crate::sys::process::procfs;
 use std::fs::File;
@@ -37,11 +37,11 @@ impl UncaughtFile {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// What the rank has noted so far.
-    pub fn read(&self) -> UncaughtException {
+    /// What this process of the rank has noted so far.
+    pub fn read(&self, rank: ProcessIdentity) -> UncaughtException {
         let mut bytes = vec![0; LONGEST];
         let read = self.0.read_at(&mut bytes, 0).unwrap_or(0);
-        parse(&bytes[..read])
+        parse(&bytes[..read], rank)
     }
 }
 
@@ -52,13 +52,13 @@ mod tests {
 
     #[test]
     fn what_another_writes_to_the_path_is_read() {
-        let file = UncaughtFile::new().unwrap();
-        assert_eq!(file.read(), UncaughtException::Unknown);
-        std::fs::write(file.path(), "started\n").unwrap();
-        assert_eq!(file.read(), UncaughtException::None);
+        let (file, rank) = (UncaughtFile::new().unwrap(), ProcessIdentity { pid: 7, started: 99 });
+        assert_eq!(file.read(rank), UncaughtException::Unknown);
+        std::fs::write(file.path(), "7 99 started\n").unwrap();
+        assert_eq!(file.read(rank), UncaughtException::None);
         let file = file.emptied().unwrap();
-        assert_eq!(file.read(), UncaughtException::Unknown);
-        std::fs::write(file.path(), format!("started\n{}\n", "x".repeat(2 * LONGEST))).unwrap();
-        assert_eq!(file.read(), UncaughtException::Unknown);
+        assert_eq!(file.read(rank), UncaughtException::Unknown);
+        std::fs::write(file.path(), format!("7 99 started\n7 99 {}\n", "x".repeat(2 * LONGEST))).unwrap();
+        assert_eq!(file.read(rank), UncaughtException::Unknown);
     }
 }

@@ -6,6 +6,7 @@ use crate::protocol::stop_step::LARGEST_STEP;
 use crate::sys::clock;
 use crate::sys::deferred_term;
 use crate::sys::io::shared_words::SharedWords;
+use crate::sys::process::{pidfd, tree};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
@@ -15,9 +16,16 @@ use std::time::Duration;
 const STOP: usize = 0;
 /// When the ranks are ended by signals, in microseconds (`clock::now`); 0: not known.
 const ENDS: usize = 1;
-/// The first rank's words: the newest step that it has reported plus one, and the step at which it was asked to stop plus one.
+/// The first rank's words: the newest step that it has reported plus one, and the step at which it was asked to stop plus one. Behind
+/// those of all ranks each one's process id follows; 0: not known yet.
 const FIRST: usize = 2;
 const WORDS_PER_RANK: usize = 2;
+
+/// How long a rank waits for the launcher to note its process id, which it does when the rank's start is complete.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often it looks.
+const START_INTERVAL: Duration = Duration::from_millis(1);
 
 const PHASE_SHIFT: u32 = 62;
 const STEP_MASK: u64 = (1 << PHASE_SHIFT) - 1;
@@ -37,6 +45,14 @@ pub enum StopAnswer {
     Wait,
 }
 
+fn ranks_of(words: &SharedWords) -> usize {
+    words.count().saturating_sub(FIRST) / (WORDS_PER_RANK + 1)
+}
+
+fn process_of(words: &SharedWords, local_rank: usize) -> usize {
+    slot(ranks_of(words)) + local_rank
+}
+
 /// The launcher's end.
 #[derive(Debug)]
 pub struct StopWords {
@@ -50,11 +66,11 @@ fn slot(local_rank: usize) -> usize {
 impl StopWords {
     /// For so many ranks.
     pub fn new(ranks: usize) -> io::Result<Self> {
-        Ok(Self { words: SharedWords::new("rlaunch-stop", slot(ranks))? })
+        Ok(Self { words: SharedWords::new("rlaunch-stop", slot(ranks) + ranks)? })
     }
 
     fn ranks(&self) -> usize {
-        (self.words.count() - FIRST) / WORDS_PER_RANK
+        ranks_of(&self.words)
     }
 
     /// The text by which a rank opens its slot (`RankStopSlot::open`).
@@ -66,6 +82,12 @@ impl StopWords {
     pub fn begin_rank(&self, local_rank: usize) {
         self.words.set(slot(local_rank), 0);
         self.words.set(slot(local_rank) + 1, 0);
+        self.words.set(process_of(&self.words, local_rank), 0);
+    }
+
+    /// This is the process of the rank.
+    pub fn set_rank(&self, local_rank: usize, pid: i32) {
+        self.words.set(process_of(&self.words, local_rank), u64::try_from(pid).unwrap_or(0));
     }
 
     /// The newest step of all ranks; `None`: none has asked whether to stop.
@@ -108,7 +130,7 @@ impl StopWords {
 #[derive(Debug)]
 pub struct RankStopSlot {
     words: SharedWords,
-    slot: usize,
+    local_rank: usize,
 }
 
 impl RankStopSlot {
@@ -118,10 +140,23 @@ impl RankStopSlot {
         let (path, rank) = address.rsplit_once(':').ok_or_else(invalid)?;
         let rank: usize = rank.parse().map_err(|_| invalid())?;
         let words = SharedWords::open(Path::new(path))?;
-        // Of a number that no launcher gives, the product may not fit.
-        let slot = rank.checked_mul(WORDS_PER_RANK).and_then(|at| at.checked_add(FIRST)).ok_or_else(invalid)?;
-        let is_there = words.count().checked_sub(WORDS_PER_RANK).is_some_and(|last| slot <= last);
-        if is_there { Ok(Self { words, slot }) } else { Err(invalid()) }
+        if rank < ranks_of(&words) { Ok(Self { words, local_rank: rank }) } else { Err(invalid()) }
+    }
+
+    /// Whether a process is the rank, or was started by it or below it and has not lost its parents since. A daemon that the rank has
+    /// left, such as `setsid tensorboard &`, has the launcher as its parent, and says nothing for the rank. To be asked by processes
+    /// of the rank: it waits for the launcher.
+    pub fn is_of_rank(&self, pid: i32) -> bool {
+        let (word, until) = (process_of(&self.words, self.local_rank), clock::now() + START_PATIENCE);
+        while self.words.get(word) == 0 && clock::now() < until {
+            pidfd::await_any(&[], START_INTERVAL);
+        }
+        match i32::try_from(self.words.get(word)) {
+            // It may be a launcher that is busy, so the process is believed.
+            Ok(0) => true,
+            Ok(rank) => tree::descends_from(pid, rank),
+            Err(_) => false,
+        }
     }
 
     /// Has this process ignore SIGTERM until the time at which the ranks are ended by signals, unless it has a handler.
@@ -132,13 +167,13 @@ impl RankStopSlot {
     /// Reports a step, at most `LARGEST_STEP`, and asks what to do there. No system call but for the clock, and that only while waiting.
     pub fn ask(&self, step: u64) -> StopAnswer {
         let step = step.min(LARGEST_STEP);
-        self.words.set(self.slot, step + 1);
+        self.words.set(slot(self.local_rank), step + 1);
         let stop = self.words.get(STOP);
         if stop == 0 || step < stop & STEP_MASK {
             return StopAnswer::GoOn;
         }
         if stop >> PHASE_SHIFT == DECIDED {
-            self.words.set(self.slot + 1, step + 1);
+            self.words.set(slot(self.local_rank) + 1, step + 1);
             return StopAnswer::Stop;
         }
         match self.time_left() {
@@ -209,6 +244,23 @@ mod tests {
         assert_eq!(ranks[0].ask(0), StopAnswer::Stop, "a decision counts also later");
         words.lower();
         assert_eq!(ranks[0].ask(LARGEST_STEP), StopAnswer::GoOn);
+    }
+
+    #[test]
+    fn only_the_rank_and_what_descends_from_it_is_of_the_rank() {
+        let (words, ranks) = ranks(2);
+        let own = std::process::id() as i32;
+        words.set_rank(0, own);
+        words.set_rank(1, i32::MAX);
+        assert!(ranks[0].is_of_rank(own) && !ranks[1].is_of_rank(own));
+        words.set_rank(1, nix::unistd::getppid().as_raw());
+        assert!(ranks[1].is_of_rank(own), "its parent is the rank");
+        words.begin_rank(0);
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| ranks[0].is_of_rank(own));
+            words.set_rank(0, i32::MAX);
+            assert!(!asked.join().unwrap(), "it has waited for the number");
+        });
     }
 
     fn tempfile_of(bytes: usize) -> std::path::PathBuf {

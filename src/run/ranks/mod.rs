@@ -11,7 +11,7 @@ use self::prepared_rank::PreparedRank;
 use crate::model::{Exit, ProcessLabel};
 use crate::plan::OutputPlan;
 use crate::rendezvous::torch_store::StoreSockets;
-use crate::report::cause::uncaught::UncaughtException;
+use crate::report::cause::uncaught::{ProcessIdentity, UncaughtException};
 use crate::report::job_status::LaunchPhase;
 use crate::report::lost_peer;
 use crate::run::engine::{AttemptState, PendingExit, RankHost, RankStart, StartError};
@@ -268,7 +268,11 @@ impl<'a> RankProcesses<'a> {
     }
 
     fn read_uncaught(&self, local: usize) -> UncaughtException {
-        self.uncaught_files[local].as_ref().map(UncaughtFile::read).unwrap_or_default()
+        let RankState { pid: Some(pid), started, .. } = self.processes[local] else {
+            return UncaughtException::Unknown;
+        };
+        let rank = ProcessIdentity { pid, started };
+        self.uncaught_files[local].as_ref().map(|file| file.read(rank)).unwrap_or_default()
     }
 }
 

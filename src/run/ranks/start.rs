@@ -19,6 +19,7 @@ use crate::supervise::ChildId;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::Lifeline;
+use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
 use std::ffi::{CString, NulError};
@@ -85,8 +86,17 @@ impl RankProcesses<'_> {
         };
         let PreparedRank { streams, rotated, .. } = prepared;
         let log_start = streams.written.first().map_or(0, |log| log.start);
-        self.processes[id.local_rank] =
-            RankState { pid: Some(started.pid), attempt: id.attempt, log_start, ..RankState::default() };
+        if let Some(words) = &self.stop_words {
+            words.set_rank(id.local_rank, started.pid);
+        }
+        self.processes[id.local_rank] = RankState {
+            pid: Some(started.pid),
+            // It is not reaped yet, so its number is its own.
+            started: ProcStat::of(started.pid).map_or(0, |stat| stat.started),
+            attempt: id.attempt,
+            log_start,
+            ..RankState::default()
+        };
         for log in &streams.written {
             self.routing.follow(id, log, rotated.as_ref());
         }

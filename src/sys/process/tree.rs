@@ -37,6 +37,18 @@ pub fn children(pid: i32) -> Vec<i32> {
     found
 }
 
+/// Whether a process is another one or, by its present parents, a descendant of it.
+pub fn descends_from(pid: i32, ancestor: i32) -> bool {
+    let mut next = Some(pid);
+    while let Some(pid) = next.filter(|pid| *pid > 0) {
+        if pid == ancestor {
+            return true;
+        }
+        next = ProcStat::of(pid).map(|stat| stat.parent);
+    }
+    false
+}
+
 /// The kernel function in which a process sleeps, if the kernel shows it.
 pub fn wait_channel(pid: i32) -> Option<String> {
     let text = String::from_utf8(procfs::read(pid, "wchan").ok()?).ok()?;

@@ -24,14 +24,14 @@ sleep()
 
 def test_without_a_launcher_nothing_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLAUNCH_STOP_SLOT", raising=False)
-    monkeypatch.setattr("rlaunch._rank.stop._opened", None)
+    monkeypatch.setattr("rlaunch._rank.identity._opened", None)
     assert not rlaunch.should_stop(3)
     assert rlaunch.time_left() is None
 
 
 def test_a_launcher_that_cannot_be_seen_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLAUNCH_STOP_SLOT", f"{tmp_path}/gone:0")
-    monkeypatch.setattr("rlaunch._rank.stop._opened", None)
+    monkeypatch.setattr("rlaunch._rank.identity._opened", None)
     with pytest.raises(FileNotFoundError):
         rlaunch.should_stop(3)
 

@@ -90,6 +90,25 @@ def deaf():
 until(deaf, "a tracker that ignores SIGINT")
 """
 
+# Starts a program that leads a session and has lost its parent, as `setsid program &` does.
+DAEMON = """
+def run_daemon(program, name="daemon"):
+    launcher = int(os.environ["RLAUNCH_EXCEPTION_FILE"].split("/")[2])
+    if os.fork() == 0:
+        if os.fork() == 0:
+            until(lambda: os.getppid() == launcher, "the launcher as its parent")
+            os.setsid()
+            tell(name, os.getpid())
+            os.execv(sys.executable, [sys.executable, "-c", program])
+        os._exit(0)
+    os.wait()
+    await_file(f"{name}.{rank}")
+    return int(open(f"{name}.{rank}").read())
+
+def is_gone(pid):
+    return not os.path.exists(f"/proc/{pid}")
+"""
+
 # A rank's look at what its parent, the supervisor, holds: inotify instances, and the files that they watch.
 INOTIFY = """
 def descriptors():

@@ -290,6 +290,7 @@ def _become(request: dict[str, Any]) -> int:
         import rlaunch_rank
 
         # The rank waits, and it is this process that may raise.
+        rlaunch_rank.rank_process = str(request["pid"])
         if (note := rlaunch_rank.note_exceptions()) is not None:
             note.register()
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
