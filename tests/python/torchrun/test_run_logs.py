@@ -239,6 +239,21 @@ def test_a_temporary_folder_stays_only_if_it_explains_something(place: TorchPlac
     assert (run / "attempt_0/0/stderr.log").read_text() == "err 0\n"
 
 
+def test_a_cleaner_of_temporary_files_costs_neither_exception_nor_restart(place: TorchPlace) -> None:
+    place.script("""
+        import pathlib, shutil
+        print("attempt", attempt, flush=True)
+        if attempt < int(sys.argv[1]):
+            for left in pathlib.Path("tmp").iterdir():
+                shutil.rmtree(left)
+            raise ValueError(f"after attempt {attempt}")
+    """)
+    place.well("--max-restarts=2", "-t3", "train.py", "2")
+    failed = place.run("train.py", "1")
+    assert failed.status == 1
+    assert "ValueError: after attempt 0" in failed.stderr
+
+
 def test_nothing_is_lost_of_a_burst_before_a_crash(place: TorchPlace) -> None:
     place.script("""
         os.write(1, b"".join(b"line %06d\\n" % number for number in range(50000)))
