@@ -302,6 +302,7 @@ impl ReportWriter {
 
     fn tail(&mut self, tail: &LogTail) {
         match (tail.lines.len(), tail.cut) {
+            (0, _) if tail.is_missing => return self.line("  its log was removed while the job ran"),
             (0, _) => return self.line("  it wrote nothing"),
             (1, true) => self.line("  its last line:"),
             (lines, true) => self.line(&format!("  its last {lines} lines:")),

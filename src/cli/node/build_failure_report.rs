@@ -193,6 +193,8 @@ fn culprit_of(
     let bytes = last_bytes(launch, launched, local);
     let mut tail = tail::tail(&bytes, tail::TailLimits::default());
     tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
+    let log = launch.tail_file(local, process.attempt);
+    tail.is_missing = log.as_ref().is_some_and(|log| !log.exists());
     let signalled = launched.report.ranks[local].signalled;
     let blame = blame(&bytes, process.own_exit(exit), &process.uncaught);
     let missing = blame.as_ref().and_then(|blame| blame.fault.missing_torch_variable());
@@ -222,7 +224,7 @@ fn culprit_of(
         exit,
         lived: launched.report.ranks[local].lived.unwrap_or_default(),
         attempt: process.attempt,
-        log: launch.tail_file(local, process.attempt).map(|log| log.display().to_string()),
+        log: log.map(|log| log.display().to_string()),
         core: find_core(launched, local),
         blame,
         lost_peer: match read_account(&bytes, exit, signalled, &process.uncaught) {

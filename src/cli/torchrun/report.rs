@@ -125,7 +125,7 @@ fn failure(
 
 /// The last lines of a worker's error text, at most about two screens; the file has it all.
 fn last_lines(text: &str) -> String {
-    let LogTail { mut lines, cut } = tail::tail(text.as_bytes(), tail::TailLimits { lines: 100, bytes: 64 * 1024 });
+    let LogTail { mut lines, cut, .. } = tail::tail(text.as_bytes(), tail::TailLimits { lines: 100, bytes: 64 * 1024 });
     if cut {
         lines.insert(0, "…".to_owned());
     }

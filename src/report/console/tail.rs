@@ -28,6 +28,8 @@ pub struct LogTail {
     pub lines: Vec<String>,
     /// Earlier lines, or the end of a long line, are missing. A caller that read only the end of a log sets it.
     pub cut: bool,
+    /// There is no log any more. A caller that looks for it sets this.
+    pub is_missing: bool,
 }
 
 /// The last lines of `log`. Of a line that is overwritten (progress bars) the last state counts; blank lines at the end do not
@@ -61,7 +63,7 @@ pub fn tail(log: &[u8], limits: TailLimits) -> LogTail {
         room -= line.len();
         shown.push_front(line);
     }
-    LogTail { lines: shown.into(), cut }
+    LogTail { lines: shown.into(), cut, is_missing: false }
 }
 
 /// The rows that a terminal shows of a text. What follows `\r` or a cursor movement upwards (CSI A) replaces the row.

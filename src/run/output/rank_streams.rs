@@ -75,9 +75,15 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
     match &rank.output {
         OutputPlan::Combined(log) => {
             let path = log_dir.join(log);
-            let file = Arc::new(
-                log_files::open(&path, overwrite).map_err(|source| StreamError { path: path.clone(), source })?,
-            );
+            let opened = match log_files::open(&path, overwrite) {
+                // The folder was removed while the job ran.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    create_parent(&path)?;
+                    log_files::open(&path, overwrite)
+                }
+                opened => opened,
+            };
+            let file = Arc::new(opened.map_err(|source| StreamError { path: path.clone(), source })?);
             let start = file.metadata().map_or(0, |m| m.len());
             let written = vec![OpenStream { stream: Stream::Stdout, path, start, rotates: true, at_terminal: false }];
             Ok(RankStreams { ends: [Some(file.clone()), Some(file)], written, not_captured: None })

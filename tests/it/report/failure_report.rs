@@ -282,7 +282,7 @@ fn hostile_text_stays_text() {
     let mut bad = culprit(Exit::Code(1));
     bad.host = "a\nrank 0 failed".into();
     bad.log = Some("log/\x1b[2Jworkerlog.7".into());
-    bad.tail = LogTail { lines: vec!["\x1b]0;owned\x07x\ny".into()], cut: false };
+    bad.tail = LogTail { lines: vec!["\x1b]0;owned\x07x\ny".into()], ..LogTail::default() };
     bad.blame = Some(Blame { fault: fault("E", "\x1b[31mred\u{9b}2J", None), ..nan() });
     bad.explanation = Some("\x1b[1mbold".into());
     insta::assert_snapshot!(plainly(&failed(bad, vec![])));

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
+import stat
 from pathlib import Path
 
 import psutil
@@ -140,3 +142,43 @@ def test_nodes_that_share_a_log_folder_keep_their_logs_apart(place: Place, by: s
     assert shown.keys() == {"0", "1"}
     assert str(place.folder / inner) in shown[ranks[inner]].stderr
     assert all(f"rank {1 - int(rank)} " not in end.stdout.decode() for rank, end in shown.items())
+
+
+# Its first attempt fails.
+FAILS_ONCE = """
+attempt = int(os.environ["RLAUNCH_RANK_KEY"].split("/")[1])
+print("attempt", attempt, flush=True)
+if attempt == 0:
+    tell("ready", os.getpid())
+    await_file("go")
+    sys.exit(3)
+"""
+
+
+def lose_logs(place: Place) -> None:
+    """As `rm -rf log` does while the job runs."""
+    place.ready(2)
+    shutil.rmtree(place.folder / "log")
+    go(place)
+
+
+def test_a_removed_log_folder_is_made_again_at_a_restart(place: Place) -> None:
+    place.script(FAILS_ONCE)
+    options = ("--nproc_per_node=2", "--max_restart=1", "--restart_delay=0", "train.py")
+    with place.start(*options) as launcher:
+        lose_logs(place)
+        ended = place.wait(launcher)
+    assert ended.status == 0, ended.stderr
+    assert [place.log(rank) for rank in range(2)] == [b"attempt 1\n"] * 2
+    assert stat.S_IMODE((place.folder / "log").stat().st_mode) == 0o700
+    assert place.result()["restarts"] == 1
+
+
+def test_the_report_says_that_a_log_was_removed(place: Place) -> None:
+    place.script(FAILS_ONCE)
+    with place.start("--nproc_per_node=2", "train.py") as launcher:
+        lose_logs(place)
+        ended = place.wait(launcher)
+    assert ended.status == 3
+    assert "it wrote nothing" not in ended.stderr
+    assert "its log was removed" in ended.stderr
