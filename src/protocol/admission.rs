@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 /// The most ranks of a job: the list of the members of such a round fits in a message, on `MAX_NODES` nodes too.
 pub const MAX_RANKS: usize = 1 << 18;
 
+/// How a user keeps two jobs apart.
+pub const OTHER_NAME: &str = "with another port or name (--job_id; rlaunch.run: --rdzv-id)";
+
 /// Whether a node could take part if all others were like it.
 pub fn could_be_fit(NodeRecord { format, info, .. }: &NodeRecord) -> bool {
     *format == FORMAT && info.rank.is_none_or(|rank| rank < info.rules.max)
@@ -33,17 +36,19 @@ pub fn find_unfit<'a>(
         } else if info.is_paddle_launcher {
             difference_from_paddle(info, first)
         } else {
-            info.rules.difference(rules).or_else(|| {
+            let difference = info.rules.difference(rules);
+            difference.or_else(|| info.rules.command_difference(rules, &first.host)).or_else(|| {
                 let [own, first] = [info, first].map(|info| (info.host.as_str(), &info.fingerprint));
                 fingerprint::required_difference(&rules.require_same, own, first)
             })
         };
+        let option = if rules.frontend.starts_with("torch") { "--node-rank" } else { "--rank" };
         let why = why.or_else(|| match info.rank {
             Some(rank) if rank >= rules.max => {
-                Some(format!("--rank {rank}: there are {} nodes, numbered from 0", rules.max))
+                Some(format!("{option} {rank}: there are {} nodes, numbered from 0", rules.max))
             }
             Some(rank) => match numbered.get(&rank) {
-                Some(host) => Some(format!("--rank {rank}: {host} has that number already")),
+                Some(host) => Some(format!("{option} {rank}: {host} has that number already")),
                 None => {
                     numbered.insert(rank, &info.host);
                     None
@@ -107,6 +112,23 @@ pub fn fingerprint_warnings<'a>(members: impl Iterator<Item = &'a NodeInfo>) -> 
 }
 
 impl JobRules {
+    /// The first difference from what the job's ranks run, which its first node has, for people. A launcher that does not compare this
+    /// sends none.
+    fn command_difference(&self, job: &JobRules, host: &str) -> Option<String> {
+        let differs = |own: &str, others: &str| !own.is_empty() && !others.is_empty() && own != others;
+        let difference = if differs(&self.script, &job.script) {
+            format!("the job runs {} (on {host}), this node {}", job.script, self.script)
+        } else if differs(&self.arguments, &job.arguments) {
+            format!("the arguments of {} are others than on {host}", self.script)
+        } else {
+            return None;
+        };
+        Some(format!(
+            "{difference}; if these are two jobs, start one of them {OTHER_NAME}; if they are one, give all its nodes a name, under \
+             which this is not compared"
+        ))
+    }
+
     /// The first difference from the job's rules, for people.
     pub fn difference(&self, job: &JobRules) -> Option<String> {
         let nodes = |rules: &JobRules| match (rules.min, rules.max) {

@@ -22,6 +22,8 @@ pub(crate) struct CoordinatorNode {
     pub(crate) record: NodeRecord,
     /// Its place in the order in which nodes joined.
     pub(crate) joined: u64,
+    /// When it joined, or this coordinator took over.
+    pub(crate) came: Duration,
     clock: Option<ClockReading>,
     has_taken_part: bool,
 }
@@ -149,7 +151,7 @@ impl Coordinator {
                 let clock_ms = Some(record.info.clock_ms).filter(|clock| *clock > 0 && self.has_decided);
                 let clock = clock_ms.map(|clock_ms| ClockReading { clock_ms, joined: now });
                 let (joined, has_taken_part) = (self.joined, self.members.iter().any(|member| member.id == id));
-                self.nodes.insert(id.to_owned(), CoordinatorNode { record, joined, clock, has_taken_part });
+                self.nodes.insert(id.to_owned(), CoordinatorNode { record, joined, came: now, clock, has_taken_part });
                 self.last_change = now;
             }
         }
@@ -198,7 +200,7 @@ impl Coordinator {
         if self.has_new_nodes_only() {
             self.begin_anew(now);
         }
-        self.refuse_unfit();
+        self.refuse_unfit(now);
         while self.make_transition(now) {
             self.changed = true;
         }
@@ -391,7 +393,7 @@ impl Coordinator {
         false
     }
 
-    fn wake_at(&mut self, at: Duration) {
+    pub(crate) fn wake_at(&mut self, at: Duration) {
         self.next_deadline = Some(self.next_deadline.map_or(at, |other| other.min(at)));
     }
 
@@ -475,12 +477,12 @@ impl Coordinator {
             && let Some(excluded) = self.exclude(rules, failure)
         {
             self.newly_excluded.push(excluded);
-            self.refuse_unfit();
+            self.refuse_unfit(now);
             self.gather(now);
             return true;
         }
         // Members that hang have been excluded when the stop began.
-        self.refuse_unfit();
+        self.refuse_unfit(now);
         if let RoundStopCause::Failed { failure } = why {
             self.not_before = self.not_before.max(now + Duration::from_millis(failure.delay_ms));
             match rules.map(|rules| rules.on_failure) {

@@ -148,12 +148,29 @@ pub struct JobRules {
     pub require_same: String,
     /// The order of nodes without numbers.
     pub order: NodeOrder,
+    /// The name of what the ranks run, and a digest of its arguments, where nodes have to agree on them because the user has not named
+    /// the job; empty: not compared.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub script: String,
+    /// The same for its arguments.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub arguments: String,
 }
 
 impl JobRules {
     /// Whether a rank that exits with this status asks for a restart of all.
     pub fn ask_for_restart(&self, exit_status: i32) -> bool {
         self.again == Some(exit_status)
+    }
+
+    /// Whether nodes beyond the maximum, or that join later, are a part of such a job: it has other nodes than at its begin.
+    pub fn are_elastic(&self) -> bool {
+        self.min < self.max || self.spares.is_some_and(|spares| spares > 0)
+    }
+
+    /// Whether a node that joins later can take the place of one that is lost.
+    pub fn replace_nodes(&self) -> bool {
+        self.on_loss == OnNodeLoss::Regroup
     }
 
     /// Whether there are none, as in members' lists.

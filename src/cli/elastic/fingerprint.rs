@@ -3,10 +3,13 @@
 
 use crate::cli::common::interpreter::{self, Interpreter};
 use crate::model::fingerprint::{self, Fingerprint, NOT_THERE};
+use crate::protocol::JobRules;
 use crate::spec::SpecError;
 use crate::spec::frameworks::{Framework, NAMES};
+use crate::spec::rendezvous::RendezvousSpec;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -24,12 +27,36 @@ pub struct FingerprintSource<'a> {
     pub script: Option<&'a Path>,
 }
 
+/// What nodes of a job without a name agree on beside the other rules, because two jobs may have met: the name of the script or
+/// module, and its arguments. Folders differ between machines. Others may read records, so of the arguments they have a digest.
+pub fn with_command(
+    rules: JobRules,
+    rendezvous: &RendezvousSpec,
+    (script, module): (Option<&Path>, Option<&OsStr>),
+    args: &[OsString],
+) -> JobRules {
+    if !DEFAULT_NAMES.contains(&rendezvous.job_name.as_str()) {
+        return rules;
+    }
+    let name = script.map_or(module, |script| script.file_name().or(Some(script.as_os_str())));
+    let mut digest = Sha256::new();
+    for argument in args {
+        digest.update((argument.len() as u64).to_be_bytes());
+        digest.update(argument.as_encoded_bytes());
+    }
+    let arguments = digest.finalize().iter().take(DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
+    let script = name.map_or(String::new(), |name| name.to_string_lossy().into_owned());
+    JobRules { script, arguments, ..rules }
+}
+
 /// The version of the loaded kernel module of NVIDIA's driver.
 const DRIVER: &str = "/sys/module/nvidia/version";
 /// How much of a small file is read, in bytes.
 const MAX_FILE: u64 = 4096;
 /// How much of git's list of packed refs is read, in bytes.
 const MAX_PACKED_REFS: u64 = 16 << 20;
+/// The names of jobs that users give none, in Paddle's and torchrun's front end.
+const DEFAULT_NAMES: [&str; 2] = ["default", "none"];
 /// Digits of a commit that are compared and shown.
 const DIGITS: usize = 12;
 

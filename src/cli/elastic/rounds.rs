@@ -13,6 +13,7 @@ use crate::cli::node::job_record;
 use crate::cli::node::progress_messages::describe_no_restart;
 use crate::model::plain_text::escape;
 use crate::plan::Plan;
+use crate::protocol::admission::OTHER_NAME;
 use crate::protocol::{
     FailureDetails, JobEnd, JobRules, NodeInfo, NodeStatus, NodeStep, OnNodeLoss, RankFailure, RoundMember, millis,
 };
@@ -261,7 +262,10 @@ impl Job<'_> {
                 };
                 Ok(record_outcome(&this, launched, &outcome, own, frontend))
             }
-            None => Ok(record_without_ranks(launch, &outcome, journal, frontend)),
+            None => {
+                let outcome = outcome_without_ranks(outcome, &membership, &launch.plan.job_id);
+                Ok(record_without_ranks(launch, &outcome, journal, frontend))
+            }
         }
     }
 
@@ -404,6 +408,20 @@ fn failure_of_error(node: usize, error: &CliError, host: &str) -> RankFailure {
         cannot_begin: true,
         details: Box::new(FailureDetails::default().with_text(&error.to_string())),
         ..RankFailure::default()
+    }
+}
+
+/// The outcome for a node that has run no rank. A job of a fixed size has ended without it: only a spare of an elastic one was a part.
+fn outcome_without_ranks(outcome: JobOutcome, membership: &Membership, job: &str) -> JobOutcome {
+    match outcome {
+        JobOutcome::Ended(JobEnd::Completed) if !membership.info().rules.are_elastic() => {
+            let (at, nodes) = (membership.address(), membership.info().rules.max);
+            JobOutcome::Refused(format!(
+                "job {job} at {at} has exited successfully on its {nodes} nodes without this one, which has run no rank; if this \
+                 node is of another job, start that {OTHER_NAME}"
+            ))
+        }
+        outcome => outcome,
     }
 }
 

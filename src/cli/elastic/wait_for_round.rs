@@ -153,7 +153,15 @@ impl<'a> RoundWait<'a> {
                 }
                 NodeStep::Start { round } => return Ok(WaitResult::Round(round)),
                 NodeStep::End(end) => return Ok(WaitResult::Ended(JobOutcome::Ended(end))),
-                NodeStep::Refused(why) => return Ok(WaitResult::Ended(JobOutcome::Refused(why))),
+                NodeStep::Refused(why) => {
+                    let job = self.launch.plan.job_id.as_str();
+                    let why = if membership.is_refused_by_job() {
+                        format!("{why} (job {job}, {})", membership.address())
+                    } else {
+                        why
+                    };
+                    return Ok(WaitResult::Ended(JobOutcome::Refused(why)));
+                }
                 NodeStep::Stop { .. } | NodeStep::Kill { .. } | NodeStep::Wait => {}
             }
             if let Some(outcome) = unreachable_outcome(membership) {
@@ -235,6 +243,11 @@ fn describe_state(membership: &Membership) -> String {
         Some(JobState { phase: JobPhase::Gathering, .. }) => format!("waiting for other nodes at {at}"),
         Some(JobState { phase: JobPhase::Running, .. }) => match membership.is_done() {
             true => "the ranks of this node exited successfully; waiting for those of the other nodes".into(),
+            false if membership.is_surplus() => {
+                format!(
+                    "the job at {at} has all its nodes and replaces none; this node waits until it is clear that they live"
+                )
+            }
             false if membership.is_spare() => format!("the job at {at} runs; this node waits to replace a lost one"),
             false => format!("the job at {at} runs; waiting for its next round"),
         },

@@ -5,7 +5,7 @@ use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::endpoints;
 use crate::cli::elastic::error::RendezvousError;
-use crate::cli::elastic::fingerprint::FingerprintSource;
+use crate::cli::elastic::fingerprint::{FingerprintSource, with_command};
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::paddle::built_plan::RoundPart;
 use crate::cli::paddle::shown_logs;
@@ -98,7 +98,7 @@ impl<'a> PaddleRendezvous<'a> {
             (ElasticLevel::Restart, 0) if !self.spec.restarts.is_given => DEFAULT_RESTARTS,
             (_, asked) => asked,
         };
-        JobRules {
+        let rules = JobRules {
             frontend: backend::PADDLE_FRONTENDS[usize::from(self.has_servers())].into(),
             on_failure: match level {
                 ElasticLevel::Restart => OnFailure::Restart,
@@ -110,7 +110,9 @@ impl<'a> PaddleRendezvous<'a> {
             on_loss: if level == ElasticLevel::Off && min == max { OnNodeLoss::End } else { OnNodeLoss::Regroup },
             restarts,
             ..backend::rules(self.rendezvous)
-        }
+        };
+        let script = (self.spec.script.path(), self.spec.script.module());
+        with_command(rules, self.rendezvous, script, &self.spec.args)
     }
 
     fn node_info(&self) -> NodeInfo {

@@ -4,7 +4,7 @@ use crate::cli::common::error::CliError;
 use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::error::RendezvousError;
-use crate::cli::elastic::fingerprint::FingerprintSource;
+use crate::cli::elastic::fingerprint::{FingerprintSource, with_command};
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::torchrun::extra_frameworks;
 use crate::cli::torchrun::static_rendezvous::listen_on;
@@ -62,13 +62,15 @@ impl TorchrunRendezvous<'_> {
     fn rules(&self) -> JobRules {
         let (min, max) = self.rendezvous.nodes;
         let restarts = self.spec.max_restarts;
-        JobRules {
+        let rules = JobRules {
             frontend: self.frontend(),
             on_failure: if restarts > 0 { OnFailure::Restart } else { OnFailure::End },
             on_loss: if min == max && restarts == 0 { OnNodeLoss::End } else { OnNodeLoss::Regroup },
             restarts,
             ..backend::rules(self.rendezvous)
-        }
+        };
+        let script = (self.spec.script.path(), self.spec.script.module());
+        with_command(rules, self.rendezvous, script, &self.spec.args)
     }
 
     /// The front end, with its frameworks unless they are the default: all nodes need the same.

@@ -102,8 +102,7 @@ impl Coordinator {
 
     /// Whether the job may go on without these members: it is elastic, and enough others are left that can take part.
     fn can_exclude(&self, rules: &JobRules, members: &[&RoundMember]) -> bool {
-        let has_spares = rules.spares.is_some_and(|spares| spares > 0);
-        let is_elastic = (rules.min < rules.max || has_spares) && rules.on_failure != OnFailure::Hold;
+        let is_elastic = rules.are_elastic() && rules.on_failure != OnFailure::Hold;
         let serves_master =
             |member: &&RoundMember| self.nodes.get(&member.id).is_some_and(|node| node.record.info.serves_master);
         let is_full = self.state.excluded.len() >= MOST_EXCLUDED;

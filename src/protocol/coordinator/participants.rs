@@ -1,6 +1,7 @@
 //! The nodes that have joined: those that are refused, those that wait, and what waiting nodes receive of them.
 
 use crate::protocol::admission;
+use crate::protocol::admission::OTHER_NAME;
 use crate::protocol::coordinator::{Coordinator, CoordinatorNode};
 use crate::protocol::order::Candidate;
 use crate::protocol::record::{JobRules, NodeInfo, millis};
@@ -10,12 +11,14 @@ use std::time::Duration;
 
 /// How many participants are named.
 const MAX_NAMED: usize = 32;
+/// How many machines of a complete job are named.
+const MAX_HOSTS: usize = 4;
 /// How many refusals a state contains. A node that is refused leaves at once.
 const MAX_REFUSED: usize = 64;
 
 impl Coordinator {
     /// Refuses nodes that cannot take part. After the end it refuses none: nodes that join then wait for another job of this name.
-    pub(super) fn refuse_unfit(&mut self) {
+    pub(super) fn refuse_unfit(&mut self, now: Duration) {
         let Some(first) = self.first_node() else { return };
         if matches!(self.state.phase, JobPhase::Ended { .. }) {
             return;
@@ -30,6 +33,8 @@ impl Coordinator {
         by_right.sort_by_key(|(id, node)| (!members.contains(id), refused.contains_key(*id), node.joined));
         let mut unfit =
             admission::find_unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), first);
+        let (surplus, next) = self.find_surplus(&first.rules, &unfit, now);
+        unfit.extend(surplus);
         // They leave when they learn of it, which the others must not take for a loss that stops the round.
         let stops = matches!(self.state.phase, JobPhase::Stopping { .. });
         let leaves = |id: &String| self.nodes.contains_key(id) && !(stops && members.contains(id));
@@ -46,6 +51,41 @@ impl Coordinator {
             self.state.refused = refused;
             self.changed = true;
         }
+        if let Some(at) = next {
+            self.wake_at(at);
+        }
+    }
+
+    /// The nodes that wait beside a round of a job that replaces no node, each with the reason why it cannot take part, and when there are
+    /// more. A member may be an earlier launcher that has gone with its machine: a node waits for as long as that one's lease.
+    fn find_surplus(
+        &self,
+        rules: &JobRules,
+        unfit: &BTreeMap<String, String>,
+        now: Duration,
+    ) -> (BTreeMap<String, String>, Option<Duration>) {
+        let is_complete = matches!(self.state.phase, JobPhase::Running | JobPhase::Stopping { .. });
+        let lease = Duration::from_millis(rules.lease_ms);
+        if !is_complete || rules.replace_nodes() || lease.is_zero() {
+            return (BTreeMap::new(), None);
+        }
+        let hosts: Vec<&str> = self.members.iter().map(|member| member.info.host.as_str()).take(MAX_HOSTS).collect();
+        let more = self.members.len().saturating_sub(MAX_HOSTS);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let why = format!(
+            "the job has all of its {} nodes ({}{more}), and replaces none; if this node is of another job, start that \
+             {OTHER_NAME}",
+            self.members.len(),
+            hosts.join(", ")
+        );
+        let is_member = |id: &String| self.members.iter().any(|member| member.id == *id);
+        let waits = |(id, node): &(&String, &CoordinatorNode)| {
+            !is_member(id) && !unfit.contains_key(*id) && !node.record.info.is_paddle_launcher
+        };
+        let (due, later): (Vec<_>, Vec<_>) =
+            self.nodes.iter().filter(waits).partition(|(_, node)| now >= node.came + lease);
+        let next = later.into_iter().map(|(_, node)| node.came + lease).min();
+        (due.into_iter().map(|(id, _)| (id.clone(), why.clone())).collect(), next)
     }
 
     /// The machines of nodes that could join the round that runs.

@@ -421,6 +421,17 @@ impl Membership {
         self.members.len() >= self.info.rules.max && self.round().is_none()
     }
 
+    /// The same in a job that replaces no node.
+    pub fn is_surplus(&self) -> bool {
+        self.is_spare() && !self.info.rules.replace_nodes()
+    }
+
+    /// Whether the job refuses this node.
+    pub fn is_refused_by_job(&self) -> bool {
+        self.refused.is_none()
+            && self.state.as_ref().is_some_and(|state| state.refused.contains_key(&self.node_state.id))
+    }
+
     /// Whether its ranks have exited successfully.
     pub fn is_done(&self) -> bool {
         matches!(self.node_state.status, NodeStatus::Done { .. })

@@ -56,6 +56,14 @@ impl Script {
         }
     }
 
+    /// Its name, if it is a module.
+    pub fn module(&self) -> Option<&OsStr> {
+        match self {
+            Script::Module(name) => Some(name),
+            _ => None,
+        }
+    }
+
     /// Whether Python runs it.
     pub fn runs_in_python(&self) -> bool {
         match self {

@@ -22,7 +22,7 @@ use crate::spec::torchrun::streams;
 use crate::spec::torchrun::streams::StreamRoutes;
 use crate::spec::torchrun::values;
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::time::Duration;
 
@@ -47,6 +47,14 @@ impl TorchScript {
                 Some(Path::new(name))
             }
             TorchScript::Module(_) => None,
+        }
+    }
+
+    /// Its name, if it is a module.
+    pub fn module(&self) -> Option<&OsStr> {
+        match self {
+            TorchScript::Module(name) => Some(name),
+            _ => None,
         }
     }
 }

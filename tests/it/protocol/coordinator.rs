@@ -381,3 +381,53 @@ fn a_job_none_of_whose_members_is_left_begins_anew_with_all_restarts() {
     let state = machine.state();
     assert_eq!((&state.phase, state.failures, machine.members().len()), (&JobPhase::Gathering, 0, 0));
 }
+
+/// A job whose machines were killed and that is started again at once finds the records of its earlier launchers.
+#[test]
+fn a_complete_job_refuses_more_nodes_once_all_members_have_outlived_a_lease() {
+    let rules = JobRules { lease_ms: 10_000, on_failure: OnFailure::End, on_loss: OnNodeLoss::End, ..level_1(2, 2, 0) };
+    let info = |host: &str| NodeInfo { host: host.into(), ..info(&rules) };
+    let mut machine = joined(&[("a", info("host-a")), ("b", info("host-b"))]);
+    machine.record("c", record(&info("host-c"), NEW), time(3_000));
+    machine.turn(time(3_000));
+    assert!(refused(&machine).is_empty());
+    assert_eq!(machine.next_deadline(), Some(time(13_000)));
+    machine.turn(time(12_999));
+    assert!(refused(&machine).is_empty());
+    machine.turn(time(13_000));
+    assert_eq!(refused(&machine), ["c"]);
+    let why = &machine.state().refused["c"];
+    assert!(why.starts_with("the job has all of its 2 nodes (host-a, host-b), and replaces none"), "{why}");
+    assert_eq!(member_ids(&machine), ["a", "b"]);
+}
+
+#[test]
+fn nodes_wait_beside_a_complete_job_that_can_need_them() {
+    for rules in [level_1(2, 2, 3), level_1(1, 2, 0)] {
+        let info = info(&JobRules { lease_ms: 10_000, ..rules });
+        let mut machine = joined(&[("a", info.clone()), ("b", info.clone())]);
+        machine.record("c", record(&info, NEW), time(3_000));
+        machine.turn(time(3_000));
+        machine.turn(time(100_000));
+        assert!(refused(&machine).is_empty());
+    }
+}
+
+#[test]
+fn nodes_that_run_another_script_or_other_arguments_are_refused_where_both_say_what_they_run() {
+    let of = |script: &str, arguments: &str| {
+        let [script, arguments] = [script, arguments].map(str::to_owned);
+        NodeInfo { host: "host".into(), ..info(&JobRules { script, arguments, ..level_1(3, 3, 1) }) }
+    };
+    for (script, arguments, words) in [
+        ("train.py", "1a", None),
+        ("", "", None),
+        ("eval.py", "1a", Some("the job runs train.py (on host), this node eval.py; if these are two jobs")),
+        ("train.py", "2b", Some("the arguments of train.py are others than on host; if these are two jobs")),
+    ] {
+        let machine = joined(&[("a", of("train.py", "1a")), ("b", of(script, arguments))]);
+        let found = machine.state().refused.get("b");
+        assert_eq!(found.is_some(), words.is_some(), "{script} {arguments}: {found:?}");
+        assert!(found.is_none_or(|found| found.starts_with(words.unwrap_or_default())), "{found:?}");
+    }
+}
