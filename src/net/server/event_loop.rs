@@ -63,6 +63,10 @@ pub struct EventLoop<S: Service> {
     service: S,
     connections: Connections<S::State>,
     clock: Clock,
+    /// The time in which this process did not run (`Service::longest_turn`).
+    stood_still: Duration,
+    /// When the present turn began.
+    turn_began: Option<Duration>,
     sender: CommandSender<S::Command>,
     commands: Receiver<LoopCommand<S::Command>>,
     buffer: Vec<u8>,
@@ -86,6 +90,8 @@ impl<S: Service> EventLoop<S> {
             service,
             connections: Connections::new(epoll, acceptor, limits),
             clock,
+            stood_still: Duration::ZERO,
+            turn_began: None,
             sender: CommandSender { commands: sender, wakeup },
             commands,
             buffer: vec![0; READ_AT_ONCE],
@@ -117,7 +123,8 @@ impl<S: Service> EventLoop<S> {
     /// Serves until it is stopped or the service ends it. It can be run again.
     pub(super) fn run(&mut self) -> io::Result<()> {
         loop {
-            let end = self.service.before_wait(&mut self.connections, (self.clock)());
+            let now = self.begin_turn();
+            let end = self.service.before_wait(&mut self.connections, now);
             self.flush();
             if end.is_break() {
                 return Ok(());
@@ -128,6 +135,7 @@ impl<S: Service> EventLoop<S> {
                 Err(Errno::EINTR) => continue,
                 Err(error) => return Err(error.into()),
             };
+            self.begin_turn();
             for event in &events[..count] {
                 match event.data() {
                     WAKEUP => {
@@ -139,7 +147,7 @@ impl<S: Service> EventLoop<S> {
                     listener => self.accept(listener),
                 }
             }
-            let now = (self.clock)();
+            let now = self.begin_turn();
             if self.connections.acceptor.paused_until().is_some_and(|until| now >= until) {
                 self.connections.acceptor.resume(&self.connections.epoll);
             }
@@ -149,13 +157,33 @@ impl<S: Service> EventLoop<S> {
         }
     }
 
+    /// The time without that in which this process did not run.
+    fn now(&self) -> Duration {
+        (self.clock)().saturating_sub(self.stood_still)
+    }
+
+    /// Begins a turn, before something is found to be overdue. Returns the time.
+    fn begin_turn(&mut self) -> Duration {
+        let mut now = self.now();
+        let longest = self.service.longest_turn();
+        if let (Some(longest), Some(began)) = (longest, self.turn_began)
+            && now > began + 2 * longest
+        {
+            self.stood_still += now - (began + longest);
+            now = began + longest;
+        }
+        self.turn_began = longest.map(|_| now);
+        now
+    }
+
     fn timeout(&self) -> EpollTimeout {
-        let own = [self.connections.acceptor.paused_until(), Some(self.connections.next_deadline)];
+        let turn_ends = self.turn_began.zip(self.service.longest_turn()).map(|(began, longest)| began + longest);
+        let own = [self.connections.acceptor.paused_until(), Some(self.connections.next_deadline), turn_ends];
         match own.into_iter().chain([self.service.next_deadline()]).flatten().min() {
             None | Some(Duration::MAX) => EpollTimeout::NONE,
             // Rounded up: a wait that ends too early would be followed by another.
             Some(time) => {
-                let wait = time.saturating_sub((self.clock)()) + Duration::from_micros(999);
+                let wait = time.saturating_sub(self.now()) + Duration::from_micros(999);
                 EpollTimeout::try_from(wait.as_millis().min(60_000) as i32).unwrap_or(EpollTimeout::ZERO)
             }
         }
@@ -190,7 +218,8 @@ impl<S: Service> EventLoop<S> {
             let prepared = socket.prepare();
             let state = prepared.and_then(|()| self.service.accept(&socket));
             let Ok(id) = state.and_then(|state| self.connections.add(socket, state)) else { continue };
-            self.service.opened(&mut self.connections, id, (self.clock)());
+            let now = self.now();
+            self.service.opened(&mut self.connections, id, now);
             // The first request has mostly arrived with the connection.
             self.turn(id, EpollFlags::EPOLLIN);
         }
@@ -198,7 +227,7 @@ impl<S: Service> EventLoop<S> {
 
     fn pause_accepting(&mut self) {
         self.service.full(self.connections.by_id.len());
-        self.connections.acceptor.pause(&self.connections.epoll, (self.clock)());
+        self.connections.acceptor.pause(&self.connections.epoll, self.now());
     }
 
     /// A connection's turn: bytes have arrived, or can be sent.
@@ -234,7 +263,8 @@ impl<S: Service> EventLoop<S> {
             if connection.is_deferred || connection.is_closing {
                 return true;
             }
-            match self.service.handle_next(&mut self.connections, id, (self.clock)()) {
+            let now = self.now();
+            match self.service.handle_next(&mut self.connections, id, now) {
                 Handled::Request => {}
                 Handled::Incomplete => return true,
                 Handled::Violation => return false,
@@ -253,7 +283,8 @@ impl<S: Service> EventLoop<S> {
     fn notify_closed(&mut self) {
         for (id, connection) in std::mem::take(&mut self.connections.closed) {
             let end = connection.end();
-            self.service.closed(id, connection.state, end, (self.clock)());
+            let now = self.now();
+            self.service.closed(id, connection.state, end, now);
         }
     }
 

@@ -58,6 +58,12 @@ pub trait Service: Send + 'static {
         ControlFlow::Continue(())
     }
 
+    /// The longest time between two turns of the event loop. If more passes, this process did not run meanwhile (it was suspended), nor
+    /// may its clients have: the time beyond counts for no deadline, and the times that the service receives leave it out.
+    fn longest_turn(&self) -> Option<Duration> {
+        None
+    }
+
     /// When `before_wait` is to be called next, whatever happens.
     fn next_deadline(&self) -> Option<Duration> {
         None

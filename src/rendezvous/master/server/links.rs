@@ -76,6 +76,11 @@ impl JobLinks {
         })
     }
 
+    /// Whether nodes have links, or may come back.
+    pub(super) fn has_nodes(&self) -> bool {
+        !self.are_gone()
+    }
+
     /// Whether no node has a link, and none may come back.
     pub(super) fn are_gone(&self) -> bool {
         self.by_node.is_empty() && self.disconnected.values().all(|node| node.until.is_none())

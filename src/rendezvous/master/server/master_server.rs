@@ -1,8 +1,7 @@
 //! The embedded master's server.
 
 use super::config::MasterConfig;
-use super::service::{CloseBy, MasterService};
-use crate::net::deadline::Clock;
+use super::service::{CloseWithin, MasterService};
 use crate::net::server::EventLoop;
 use crate::net::server::MemoryBudget;
 use crate::net::server::ServerLimits;
@@ -18,7 +17,6 @@ use std::time::Duration;
 pub struct MasterServer {
     thread: ServerThread<MasterService>,
     traffic: Traffic,
-    clock: Clock,
 }
 
 /// Serves on these sockets, in a thread that takes no signals. `coordinator` decides.
@@ -33,7 +31,7 @@ pub fn serve(
     let service = MasterService::new(config, coordinator, limits.budget.clone())?;
     let event_loop = EventLoop::new(listeners, limits, clock, service)?;
     let traffic = event_loop.traffic();
-    Ok(MasterServer { thread: ServerThread::start("master", event_loop)?, traffic, clock })
+    Ok(MasterServer { thread: ServerThread::start("master", event_loop)?, traffic })
 }
 
 impl MasterServer {
@@ -41,7 +39,7 @@ impl MasterServer {
     /// ended in time.
     pub fn close(&mut self, patience: Duration) -> bool {
         // An error says that the thread has ended already.
-        let _ = self.thread.send(CloseBy((self.clock)() + patience));
+        let _ = self.thread.send(CloseWithin(patience));
         // The thread keeps the time itself; the rest is for one that cannot.
         let in_time = self.thread.wait_end(patience + Duration::from_secs(5));
         self.thread.stop();

@@ -26,8 +26,8 @@ const MAX_WARNINGS: usize = 64;
 /// Bodies up to this length are sent together with their heads.
 const SMALL_BODY: usize = 16 * 1024;
 
-/// Ends the server when no node needs it, or at this time.
-pub(super) struct CloseBy(pub(super) Duration);
+/// Ends the server when no node needs it, or after this time.
+pub(super) struct CloseWithin(pub(super) Duration);
 
 /// The master of one job.
 pub(super) struct MasterService {
@@ -35,6 +35,8 @@ pub(super) struct MasterService {
     has_key: bool,
     links: JobLinks,
     kv: KvStore,
+    /// How long it serves on, once it is to end.
+    patience: Option<Duration>,
     close_by: Option<Duration>,
     warned: BTreeSet<String>,
 }
@@ -50,6 +52,7 @@ impl MasterService {
             has_key: config.key.is_some(),
             kv: KvStore::new(&config.job),
             links: JobLinks::new(config, coordinator, budget)?,
+            patience: None,
             close_by: None,
             warned: BTreeSet::new(),
         })
@@ -178,7 +181,7 @@ impl MasterService {
 
 impl Service for MasterService {
     type State = MasterConnection;
-    type Command = CloseBy;
+    type Command = CloseWithin;
 
     fn accept(&mut self, socket: &Socket) -> io::Result<MasterConnection> {
         setsockopt(socket.tcp()?, sockopt::KeepAlive, &true)?;
@@ -240,16 +243,24 @@ impl Service for MasterService {
         }
     }
 
-    fn command(&mut self, _: &mut Connections<MasterConnection>, CloseBy(time): CloseBy) -> ControlFlow<()> {
-        self.close_by = Some(time);
+    fn command(&mut self, _: &mut Connections<MasterConnection>, CloseWithin(patience): CloseWithin) -> ControlFlow<()> {
+        self.patience = Some(patience);
         ControlFlow::Continue(())
     }
 
     fn before_wait(&mut self, connections: &mut Connections<MasterConnection>, now: Duration) -> ControlFlow<()> {
+        if let Some(patience) = self.patience.take() {
+            self.close_by = Some(now + patience);
+        }
         self.links.expire_disconnected(now);
         self.expire_launchers(now);
         self.publish(connections, now);
         if self.is_over(now) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Nodes send ten messages in each lease.
+    fn longest_turn(&self) -> Option<Duration> {
+        self.links.has_nodes().then_some(self.lease / 8)
     }
 
     fn next_deadline(&self) -> Option<Duration> {
