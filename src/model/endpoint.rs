@@ -1,5 +1,6 @@
 //! Network endpoint `host:port`, for names, IPv4 and IPv6.
 
+use core::net::IpAddr;
 use std::fmt;
 
 /// Host and port on which a rank or a store listens.
@@ -23,6 +24,11 @@ impl Endpoint {
         let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
         let port = port.parse().ok()?;
         (!host.is_empty()).then(|| Self::new(host, port))
+    }
+
+    /// Whether it is 0.0.0.0 or ::, which name no machine.
+    pub fn is_unspecified(&self) -> bool {
+        self.host.parse().is_ok_and(|address: IpAddr| address.is_unspecified())
     }
 
     /// Comma-separated endpoints, as in Paddle's variables.

@@ -9,7 +9,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
 };
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsRawFd;
 
 /// Connections that may wait to be accepted (net.core.somaxconn allows 4096 unless set otherwise).
@@ -30,6 +30,29 @@ pub fn loopback(port: u16) -> io::Result<Vec<TcpListener>> {
         }
     }
     Err(Errno::EADDRINUSE.into())
+}
+
+/// Listens on all of these addresses of this machine that other machines may reach, or on loopback if there are none. Addresses that
+/// cannot be listened on are left out (link-local ones).
+pub fn on_own(addresses: &[IpAddr], port: u16) -> io::Result<Vec<TcpListener>> {
+    let (mut listeners, mut failed) = (Vec::new(), None);
+    for address in addresses.iter().filter(|address| !address.is_loopback()) {
+        match on((*address, port).into()) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) => failed = Some(error),
+        }
+    }
+    match failed {
+        Some(error) if listeners.is_empty() => Err(error),
+        None if listeners.is_empty() => loopback(port),
+        _ => Ok(listeners),
+    }
+}
+
+/// The addresses on which these listen, for people.
+pub fn describe(listeners: &[TcpListener]) -> String {
+    let all = listeners.iter().filter_map(|listener| listener.local_addr().ok());
+    all.map(|at| at.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// Listens on one address of this machine.

@@ -41,6 +41,13 @@ pub fn resolve(name: &str) -> Vec<IpAddr> {
     (name, 0).to_socket_addrs().map(|all| all.map(|address| address.ip()).collect()).unwrap_or_default()
 }
 
+/// Whether a name or address has addresses, none of which is this machine's.
+pub fn is_elsewhere(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let addresses = bare.parse().map_or_else(|_| resolve(bare), |address| vec![address]);
+    !addresses.is_empty() && !addresses.into_iter().any(is_own)
+}
+
 /// Whether an address belongs to this machine: loopback, or an interface that is up.
 pub fn is_own(address: IpAddr) -> bool {
     // All of 127.0.0.0/8 is this machine, even if no interface has the address.

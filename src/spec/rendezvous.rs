@@ -88,6 +88,8 @@ pub struct RendezvousSpec {
     pub nodes: (usize, usize),
     /// This node's number, if the user gives it.
     pub node_rank: Option<usize>,
+    /// Whether this node serves the embedded master, if the user says so; otherwise the master's address decides.
+    pub is_host: Option<bool>,
     /// The reaction to a failure or a loss.
     pub elastic_level: ElasticLevel,
     /// How long to wait for more nodes once there are enough.
@@ -144,7 +146,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         (None, "") => BackendSpec::Here,
         (None, master) => {
             let bare = master.strip_prefix("http://").unwrap_or(master).trim_end_matches('/');
-            let endpoint = Endpoint::parse(bare).filter(|endpoint| endpoint.port > 0);
+            let endpoint = Endpoint::parse(bare).filter(|endpoint| endpoint.port > 0 && !endpoint.is_unspecified());
             BackendSpec::Master(
                 endpoint
                     .ok_or_else(|| values.error("master", "is not an address", "give ip:port, or etcd://ip:port"))?,
@@ -197,6 +199,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         option_names: NAMES,
         backend: at,
         job_name: job_id.to_owned(),
+        is_host: None,
         nodes: (min, max),
         node_rank: rank,
         elastic_level: level,

@@ -2,8 +2,8 @@
 
 use crate::cli::common::error::CliError;
 use crate::cli::common::message::{self, print_notice};
-use crate::cli::elastic::advertise;
 use crate::cli::elastic::error::RendezvousError;
+use crate::cli::elastic::find_master::{FoundMaster, find_master, serve_master};
 use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend};
 use crate::model::Endpoint;
@@ -11,40 +11,30 @@ use crate::model::plain_text::{escape, escape_document};
 use crate::net::listen;
 #[cfg(feature = "etcd")]
 use crate::net::thread;
-use crate::probe::{memory, net};
+use crate::probe::net;
+#[cfg(feature = "etcd")]
+use crate::protocol::Coordinator;
 use crate::protocol::{
-    Coordinator, JobRules, LeaseTerms, NodeInfo, NodeOrder, NodeStatus, OnNodeLoss, RoundMember, millis,
-    read_paddle_payload,
+    JobRules, LeaseTerms, NodeInfo, NodeOrder, NodeStatus, OnNodeLoss, RoundMember, millis, read_paddle_payload,
 };
 #[cfg(feature = "etcd")]
 use crate::rendezvous::etcd::{self, EtcdConfig, EtcdTls};
 use crate::rendezvous::lease::NodeLease;
+use crate::rendezvous::master;
 use crate::rendezvous::master::client::paddle_kv;
-use crate::rendezvous::master::{self, MasterConfig, MasterServer, ProbeResult};
 use crate::run::multi_node::membership::{BackendKind, Membership};
 use crate::run::output::log_files::plain;
-use crate::run::prepare::preflight;
 use crate::spec::rendezvous::{BackendSpec, EtcdSpec, RendezvousSpec, Secret};
 use crate::sys::clock;
-use crate::sys::io::ports::PortBusy;
 use crate::sys::random;
 use serde_json::Value;
 use std::io;
-use std::net::{IpAddr, TcpListener};
-use std::path::Path;
+use std::net::TcpListener;
 #[cfg(feature = "etcd")]
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
-
-/// Time in which a master has to answer one probe.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause between two probes of a master that is not there yet.
-const PROBE_PAUSE: Duration = Duration::from_millis(50);
-/// Time to the first notice of what is waited for, and between later ones.
-const FIRST_NOTICE: Duration = Duration::from_secs(2);
-const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long ranks outlive etcd where no other round can begin without their node.
 const LOSS_TIMEOUT_WHERE_THE_JOB_ENDS: Duration = Duration::from_secs(60);
@@ -54,9 +44,6 @@ pub const PADDLE_FRONTENDS: [&str; 2] = ["paddle", "paddle, parameter servers"];
 
 /// Letters and digits of a secret that is drawn: 190 bits.
 const SECRET_LENGTH: usize = 32;
-/// Connections to the master beside those of nodes: Paddle's launchers make one a request, and strangers connect.
-const SPARE_CONNECTIONS: usize = 256;
-
 /// The rules of a job that every front end sets from the same options.
 pub fn rules(rendezvous: &RendezvousSpec) -> JobRules {
     let RendezvousSpec { nodes: (min, max), last_call, join_timeout: join, heartbeat_timeout: lease, sort_ip, .. } =
@@ -108,7 +95,7 @@ pub fn join(
             (endpoint.clone(), Some(serve_master(rendezvous, &endpoint, vec![listener])?))
         }
         BackendSpec::Master(endpoint) => match find_master(rendezvous, endpoint, may_continue)? {
-            FoundMaster::Own(server) => (endpoint.clone(), Some(server)),
+            FoundMaster::Own(server, host) => (Endpoint { host, ..endpoint.clone() }, Some(server)),
             FoundMaster::Others => (endpoint.clone(), None),
             FoundMaster::Paddles => return join_paddle_master(rendezvous, endpoint, &node, may_continue),
             FoundMaster::Stopped => return Ok(JoinedBackend::Stopped(libc::SIGTERM)),
@@ -130,7 +117,10 @@ pub fn join(
         clock: clock::now,
         node_lease: Arc::clone(lease),
     };
-    let at = format!("the master at {endpoint}");
+    let at = match &rendezvous.backend {
+        BackendSpec::Master(named) => format!("the master at {named}"),
+        _ => format!("the master at {endpoint}"),
+    };
     let backend =
         master::join(config, id, &record).map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
     let terms = LeaseTerms { loss_timeout: Duration::ZERO, ..lease_terms(rendezvous, node.rules.on_loss) };
@@ -233,90 +223,6 @@ fn listen_at(host: &str, port: u16) -> io::Result<TcpListener> {
     listen::on((address.ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?, port).into())
 }
 
-/// The master at an address.
-enum FoundMaster {
-    /// This node serves it.
-    Own(MasterServer),
-    /// Another node does.
-    Others,
-    /// Paddle's launcher does.
-    Paddles,
-    /// A stop was requested before there was one.
-    Stopped,
-}
-
-/// What came of serving the master.
-enum OwnMaster {
-    Served(MasterServer),
-    /// Its address is this machine's, and its port is taken.
-    Busy,
-    /// Its address is another machine's.
-    NotHere,
-}
-
-/// Serves the master, if its address is this machine's and its port is free.
-fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<OwnMaster, CliError> {
-    let addresses: Vec<IpAddr> = match endpoint.host.parse() {
-        Ok(address) => vec![address],
-        Err(_) => net::resolve(&endpoint.host),
-    };
-    let own: Vec<IpAddr> = addresses.into_iter().filter(|address| net::is_own(*address)).collect();
-    if own.is_empty() {
-        return Ok(OwnMaster::NotHere);
-    }
-    let is_own_name = advertise::is_own_name(rendezvous, &endpoint.host);
-    let is_loopback = own.iter().any(IpAddr::is_loopback) && !is_own_name;
-    let listen = |address: IpAddr| listen::on((address, endpoint.port).into());
-    match own.into_iter().map(listen).collect::<io::Result<Vec<TcpListener>>>() {
-        Ok(mut listeners) => {
-            if is_own_name {
-                // Other nodes know another address of this name; this one connects to the one that it knows.
-                let others = net::addresses().into_iter().filter(|address| !address.is_loopback());
-                listeners.extend(others.filter_map(|address| listen(address).ok()));
-            }
-            // The nodes that share this machine say nothing: they reach it.
-            if is_loopback {
-                let option = rendezvous.option_names.address;
-                warn!("{option} {endpoint} is a loopback address: nodes on other machines cannot reach it");
-            }
-            serve_master(rendezvous, endpoint, listeners).map(OwnMaster::Served)
-        }
-        // Another launcher on this machine, or Paddle's.
-        Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => Ok(OwnMaster::Busy),
-        Err(source) => Err(RendezvousError::Listen {
-            option: rendezvous.option_names.address,
-            address: endpoint.to_string(),
-            source,
-        }
-        .into()),
-    }
-}
-
-fn serve_master(
-    rendezvous: &RendezvousSpec,
-    endpoint: &Endpoint,
-    listeners: Vec<TcpListener>,
-) -> Result<MasterServer, CliError> {
-    let is_public = |listener: &TcpListener| listener.local_addr().is_ok_and(|at| !at.ip().is_loopback());
-    if rendezvous.secret.is_none() && listeners.iter().any(is_public) {
-        warn!(
-            "the master at {endpoint} has no secret: every client that reaches this port can join the job, and so run \
-             programs on its nodes as this user; set RLAUNCH_JOB_SECRET to one secret on all nodes"
-        );
-    }
-    // A node has one connection, and may open another before the old one is closed.
-    let connections = 2 * (rendezvous.nodes.1 + rendezvous.spares.unwrap_or(0)) + SPARE_CONNECTIONS;
-    preflight::raise_file_limit("--nnodes", connections, 1).map_err(CliError::Preflight)?;
-    let config = MasterConfig {
-        key: key(rendezvous),
-        connections,
-        memory: MasterConfig::memory_of(memory::total(Path::new("/"))),
-        ..MasterConfig::new(&rendezvous.job_name, rendezvous.heartbeat_timeout, clock::now)
-    };
-    let coordinator = Box::new(Coordinator::new(clock::now()));
-    Ok(master::serve(listeners, config, coordinator).map_err(RendezvousError::MasterServer)?)
-}
-
 /// The same request with a secret, where the user gave none and the other nodes get their command from this one.
 fn with_drawn_secret(rendezvous: &RendezvousSpec) -> Result<Option<RendezvousSpec>, RendezvousError> {
     if rendezvous.backend != BackendSpec::Here || rendezvous.secret.is_some() {
@@ -337,73 +243,6 @@ fn print_peer_command(endpoint: &Endpoint, command: &str, drawn: Option<&Secret>
         text.push_str("set RLAUNCH_JOB_SECRET on the other nodes to the same secret first\n");
     }
     message::to_stdout(text.as_bytes());
-}
-
-/// The process of this machine that listens at an endpoint.
-fn find_listener(endpoint: &Endpoint) -> Option<PortBusy> {
-    let is_own = net::resolve(&endpoint.host).into_iter().any(net::is_own);
-    if is_own { PortBusy::by_listener(endpoint.port) } else { None }
-}
-
-/// Serves the master, or probes until there is one.
-fn find_master(
-    rendezvous: &RendezvousSpec,
-    endpoint: &Endpoint,
-    may_continue: CancelCheck<'_>,
-) -> Result<FoundMaster, CliError> {
-    let mut own = serve_own_master(rendezvous, endpoint)?;
-    let option = rendezvous.option_names.address;
-    let began = clock::now();
-    let mut next_notice = began + FIRST_NOTICE;
-    let mut pause = Duration::ZERO;
-    loop {
-        if let OwnMaster::Served(server) = own {
-            return Ok(FoundMaster::Own(server));
-        }
-        if !may_continue(pause) {
-            return Ok(FoundMaster::Stopped);
-        }
-        pause = PROBE_PAUSE;
-        let why = match master::probe(&endpoint.host, endpoint.port, PROBE_TIMEOUT, clock::now) {
-            ProbeResult::Nothing(why) => why,
-            ProbeResult::Foreign(mut reply) => {
-                if let Some(busy) = find_listener(endpoint) {
-                    reply = format!("{reply}; {busy}");
-                }
-                let expected =
-                    if option == "--master" { "an rlaunch or Paddle launcher's master" } else { "an rlaunch master" };
-                return Err(RendezvousError::ForeignService { option, at: endpoint.clone(), reply, expected }.into());
-            }
-            ProbeResult::Paddle if rendezvous.secret.is_some() => {
-                return Err(RendezvousError::PaddleMasterWithoutSecret { at: endpoint.clone() }.into());
-            }
-            ProbeResult::Paddle => return Ok(FoundMaster::Paddles),
-            ProbeResult::Rlaunch => return Ok(FoundMaster::Others),
-        };
-        if matches!(own, OwnMaster::Busy) {
-            // It was an earlier job's, which has ended since.
-            own = serve_own_master(rendezvous, endpoint)?;
-        }
-        let now = clock::now();
-        if now >= began + rendezvous.join_timeout {
-            let (seconds, timeout_option) =
-                (rendezvous.join_timeout.as_secs_f64(), rendezvous.option_names.join_timeout);
-            let why = find_listener(endpoint).map_or(why.clone(), |busy| format!("{why}, and {busy}"));
-            return Err(RendezvousError::NoMaster { option, at: endpoint.clone(), seconds, why, timeout_option }.into());
-        }
-        if now >= next_notice {
-            next_notice = now + NOTICE_INTERVAL;
-            let resolved: Vec<String> = net::resolve(&endpoint.host).iter().map(IpAddr::to_string).collect();
-            let resolved = match &resolved[..] {
-                [one] if *one == endpoint.host => String::new(),
-                [] => " (a name without an address)".into(),
-                all => format!(" ({})", all.join(", ")),
-            };
-            let left = (began + rendezvous.join_timeout).saturating_sub(now).as_secs();
-            let busy = find_listener(endpoint).map_or(String::new(), |busy| format!(", and {busy}"));
-            print_notice(&format!("waiting for the master at {endpoint}{resolved}: {why}{busy}; {left} s left"));
-        }
-    }
 }
 
 /// Takes part in a job whose master is Paddle's own launcher: the list of nodes is made once.

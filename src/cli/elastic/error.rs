@@ -47,7 +47,7 @@ pub enum RendezvousError {
     #[error("cannot start the embedded master: {}", plain(.0))]
     MasterServer(#[source] io::Error),
     /// An address cannot be listened on.
-    #[error("{option} {address}: cannot listen there: {}; give an address of this machine", plain(.source))]
+    #[error("{option} {address}: cannot listen there: {}; {}", plain(.source), listen_hint(.source))]
     Listen {
         /// The option.
         option: &'static str,
@@ -218,6 +218,16 @@ pub enum RendezvousError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// What to do about an address that cannot be listened on.
+fn listen_hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "only root may listen on ports below net.ipv4.ip_unprivileged_port_start (1024): choose another port"
+        }
+        _ => "give an address of this machine",
+    }
 }
 
 impl RendezvousError {

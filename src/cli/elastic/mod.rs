@@ -4,6 +4,7 @@ pub mod advertise;
 pub mod backend;
 pub mod endpoints;
 pub mod error;
+mod find_master;
 pub mod fingerprint;
 pub mod outcome_text;
 pub mod participants;

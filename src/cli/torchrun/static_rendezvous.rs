@@ -86,7 +86,7 @@ pub fn find_place(
                 advertised: Some(advertised),
             });
         }
-        TorchrunBackend::Static { host, port, node_rank, timeout } => (host.as_str(), *port, *node_rank, *timeout),
+        TorchrunBackend::Static { host, port, node_rank, timeout, .. } => (host.as_str(), *port, *node_rank, *timeout),
     };
     let (nnodes, master) = (spec.nodes.1, Endpoint::new(host, port));
     if nnodes == 1 {
@@ -110,7 +110,12 @@ pub fn find_place(
     let wait =
         NodeWait { signals, host, port, nnodes, timeout, until: clock::now() + timeout, stopped: Cell::new(None) };
     let (nodes, numbers, leases) = if node == 0 {
-        let (lease, listeners) = take_port(host, port)?;
+        let is_numbered = matches!(spec.rendezvous, TorchrunBackend::Static { is_numbered: true, .. });
+        let (lease, listeners) = if is_numbered && net::is_elsewhere(host) {
+            take_translated_port(host, port)?
+        } else {
+            take_port(host, port)?
+        };
         let (nodes, numbers) = wait.serve(listeners, run_id, &info)?;
         (nodes, numbers, vec![lease])
     } else {
@@ -269,6 +274,18 @@ fn take_port(host: &str, port: u16) -> Result<(PortLease, Vec<TcpListener>), Cli
     Ok((lease, listeners))
 }
 
+/// The same for an address that no interface of this machine has, though the user calls it node 0: other nodes reach the store by an
+/// address that is translated to one of this machine's.
+fn take_translated_port(host: &str, port: u16) -> Result<(PortLease, Vec<TcpListener>), CliError> {
+    let busy = |why| SpecError::new("--master-port", port.to_string(), why, "choose another, or leave it out");
+    let lease = PortLease::fixed(port).map_err(|error| CliError::Preflight(busy(error.to_string())))?;
+    let listeners = listen::on_own(&net::addresses(), lease.port());
+    let listeners = listeners.map_err(|error| CliError::Preflight(busy(log_files::plain(&error))))?;
+    let shown = listen::describe(&listeners);
+    print_notice(&format!("{host} is no address of this machine; node 0 (--node-rank 0) serves the store on {shown}"));
+    Ok((lease, listeners))
+}
+
 fn addresses(host: &str) -> Vec<IpAddr> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     // A machine may not know the name.
@@ -292,7 +309,9 @@ pub(crate) fn listen_on(field: &str, host: &str, port: u16) -> Result<Vec<TcpLis
     let each = addresses.into_iter().map(|address| listen::on((address, port).into()));
     each.collect::<io::Result<_>>().map_err(|error| match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) => {
-            refuse("this machine does not have that address, and node 0 serves the store there".into())
+            let why = "this machine does not have that address, and node 0 serves the store there";
+            let hint = "give an address of this machine; if that one is translated to this machine, give --node-rank 0";
+            CliError::Preflight(SpecError::new(field, host, why, hint))
         }
         _ => refuse(format!("cannot listen there: {}", log_files::plain(&error))),
     })

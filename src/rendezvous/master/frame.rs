@@ -15,6 +15,8 @@ const MAX_ID: usize = 64;
 pub const PATH: &str = "/rlaunch/v1";
 /// The protocol that such a request upgrades to.
 pub const PROTOCOL: &str = "rlaunch";
+/// The header with what tells a master from others at its address.
+pub const INSTANCE: &str = "rlaunch-instance";
 /// The header with each side's nonce.
 pub const NONCE: &str = "rlaunch-nonce";
 /// The header that says whether the job has a key: `yes` or `no`.

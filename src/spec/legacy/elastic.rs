@@ -170,6 +170,7 @@ pub fn check(
             option_names: OptionNames { address: "--elastic_server", ..rendezvous::NAMES },
             backend: BackendSpec::Etcd(etcd),
             job_name: job.1,
+            is_host: None,
             nodes,
             // If nodes may join and leave, the number holds only for the first round.
             node_rank: number.filter(|number| is_fixed && *number < nodes.1),

@@ -24,6 +24,8 @@ pub enum TorchrunBackend {
         port: u16,
         /// This node's number.
         node_rank: usize,
+        /// Whether the user has given it: 0 is the default, and node 0 serves the store.
+        is_numbered: bool,
         /// The time limit.
         timeout: Duration,
     },
@@ -97,7 +99,8 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunN
     let plain = asked == "static" && endpoint.is_empty() && values.text("master-port").is_none() && max == 1;
     let backend = if standalone || plain { "c10d" } else { asked };
     if backend != "static" {
-        if node_rank != 0 {
+        // Nodes that meet later have the numbers that users give them.
+        if node_rank != 0 && (max == 1 || standalone) {
             warnings.push(format!(
                 "node_rank is only used for static rdzv_backend. It will be ignored for rdzv_backend={}.",
                 shown(backend)
@@ -123,7 +126,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunN
             fixed(values, (min, max), node_rank, &conf)?
         }
         known if DYNAMIC.contains(&known) && max > 1 && !standalone => {
-            dynamic(values, (min, max), known, &conf, warnings)?
+            dynamic(values, (min, max), (known, node_rank), &conf, warnings)?
         }
         known if DYNAMIC.contains(&known) => single_node(values, max, &conf)?,
         other => {
@@ -177,6 +180,19 @@ fn whole(values: &OptValues, conf: &BTreeMap<String, String>, name: &str) -> Res
     values::int(text).map(Some).ok_or_else(|| values.error("rdzv-conf", &why, "give a whole number"))
 }
 
+/// Whether this node serves the master by `--rdzv-conf`, with the words that torch takes for yes and no.
+fn is_host(values: &OptValues, conf: &BTreeMap<String, String>) -> Result<Option<bool>, SpecError> {
+    let Some(text) = conf.get("is_host") else { return Ok(None) };
+    match text.to_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" => Ok(Some(true)),
+        "0" | "false" | "f" | "no" | "n" => Ok(Some(false)),
+        _ => {
+            let why = "The rendezvous configuration option 'is_host' does not represent a valid boolean value";
+            Err(values.error("rdzv-conf", why, "give is_host=true or is_host=false"))
+        }
+    }
+}
+
 /// Warnings about unknown keys of `--rdzv-conf`.
 fn warn_of_unknown(conf: &BTreeMap<String, String>) -> impl Iterator<Item = String> {
     let known = || WHOLE.into_iter().chain(OTHER);
@@ -192,10 +208,11 @@ fn warn_of_unknown(conf: &BTreeMap<String, String>) -> impl Iterator<Item = Stri
 fn dynamic(
     values: &OptValues,
     nodes: (usize, usize),
-    backend: &str,
+    (backend, node_rank): (&str, i64),
     conf: &BTreeMap<String, String>,
     warnings: &mut Vec<String>,
 ) -> Result<TorchrunBackend, SpecError> {
+    let node_rank = values.given("node-rank").map(|_| number_of_node(values, node_rank, nodes.1)).transpose()?;
     let seconds = |name: &str, default: i64| -> Result<Duration, SpecError> {
         let given = whole(values, conf, name)?.unwrap_or(default);
         let fit = u64::try_from(given).ok().filter(|seconds| *seconds <= 1_000_000_000);
@@ -218,6 +235,10 @@ fn dynamic(
     let text_of = |names: &[&str]| names.iter().find_map(|name| conf.get(*name)).cloned();
     let at = if backend == "c10d" {
         let endpoint = one(list)?;
+        if endpoint.is_unspecified() {
+            let why = "names no machine: no node would serve";
+            return Err(values.error("rdzv-endpoint", why, "give the address of the node that serves"));
+        }
         if endpoint.host == "localhost" {
             warnings.push("--rdzv-endpoint: localhost is a loopback address: other machines cannot reach it".into());
         }
@@ -265,8 +286,9 @@ fn dynamic(
         option_names: NAMES,
         backend: at,
         job_name: values.text("rdzv-id").unwrap_or("none").to_owned(),
+        is_host: if backend == "c10d" { is_host(values, conf)? } else { None },
         nodes,
-        node_rank: None,
+        node_rank,
         elastic_level: ElasticLevel::Restart,
         last_call: seconds("last_call_timeout", 30)?,
         join_timeout: join,
@@ -283,6 +305,14 @@ fn dynamic(
         secret,
         host,
     })))
+}
+
+/// Checks the number that the user gives this node.
+fn number_of_node(values: &OptValues, node_rank: i64, max: usize) -> Result<usize, SpecError> {
+    usize::try_from(node_rank).ok().filter(|rank| *rank < max).ok_or_else(|| {
+        let why = format!("is not the number of a node: there are {max} nodes");
+        values.error("node-rank", &why, &format!("give a number from 0 to {}", max - 1))
+    })
 }
 
 /// Reads the options of a static rendezvous.
@@ -333,11 +363,7 @@ fn fixed(
         let instead = "give --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or leave it out";
         rendezvous::check_nothing_required(values, "require-same", instead)?;
     }
-    let place = usize::try_from(node_rank).ok().filter(|rank| *rank < max);
-    let node_rank = place.ok_or_else(|| {
-        let why = format!("is not the number of a node: there are {max} nodes");
-        values.error("node-rank", &why, &format!("give a number from 0 to {}", max - 1))
-    })?;
+    let node_rank = number_of_node(values, node_rank, max)?;
     let timeout = match conf.get("timeout").map(|text| values::int(text)) {
         None => DEFAULT_TIMEOUT,
         Some(Some(seconds)) if (0..=1_000_000_000).contains(&seconds) => seconds,
@@ -345,7 +371,14 @@ fn fixed(
             return Err(values.error("rdzv-conf", "has a timeout that is not a number of seconds", "give 1 or more"));
         }
     };
-    Ok(TorchrunBackend::Static { host, port, node_rank, timeout: Duration::from_secs(timeout.unsigned_abs()) })
+    let is_numbered = values.given("node-rank").is_some();
+    Ok(TorchrunBackend::Static {
+        host,
+        port,
+        node_rank,
+        is_numbered,
+        timeout: Duration::from_secs(timeout.unsigned_abs()),
+    })
 }
 
 /// The key of rlaunch's own in `--rdzv-conf`, and its name before it was renamed.

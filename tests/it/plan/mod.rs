@@ -9,3 +9,4 @@ mod nodes;
 mod ps;
 mod ps_nodes;
 mod torchrun;
+mod torchrun_nodes;

@@ -60,7 +60,7 @@ class Job:
     def __init__(
         self, place: TorchPlace, on: list[Host], master: str | None = None, nnodes: int | None = None
     ) -> None:
-        self.place, self.on = place, on
+        self.place, self.on, self.are_numbered = place, on, True
         self.master, self.nnodes = master or on[0].ip, nnodes or len(on)
         self.launchers: list[subprocess.Popen[bytes]] = []
 
@@ -81,7 +81,7 @@ class Job:
             "-m",
             module,
             *where,
-            f"--node-rank={number}",
+            *([f"--node-rank={number}"] if self.are_numbered else []),
             f"--log-dir=log.{number}",
             *args,
         ]
@@ -444,6 +444,7 @@ if rank == 0: await_file("began1.1")
 
 def test_a_master_that_is_elsewhere_is_refused_on_node_0(place: TorchPlace, three: list[Host]) -> None:
     with Job(place, three[:2], master=three[1].ip) as job:
+        job.are_numbered = False  # Node 0 by default: the number may have been forgotten.
         job.node(0, place.script(""))
         (end,) = job.ends()
     assert end.status == UNMET

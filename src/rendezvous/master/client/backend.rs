@@ -287,7 +287,7 @@ impl ClientThread {
         };
         let name = tcp::host_port(&host, port);
         let link = MasterLink::connect(&host, port, &self.traffic, &mut left)?;
-        let UpgradedLink { mut link, nonces, keyed, rest } = match upgrade(link, &name, &mut left) {
+        let UpgradedLink { mut link, nonces, keyed, rest, .. } = match upgrade(link, &name, &mut left) {
             Ok(link) => link,
             Err(failure) if failure.kind() == ErrorKind::InvalidData => {
                 return Err(match identify_other(&host, port, &self.traffic, &mut left) {

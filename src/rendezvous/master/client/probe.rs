@@ -6,7 +6,7 @@ use crate::net::deadline::{Clock, TimeLeft, until};
 use crate::net::tcp;
 use crate::net::traffic::Traffic;
 use crate::rendezvous::master::auth;
-use crate::rendezvous::master::frame::{KEYED, NONCE, PATH, PROTOCOL};
+use crate::rendezvous::master::frame::{INSTANCE, KEYED, NONCE, PATH, PROTOCOL};
 use crate::rendezvous::master::http::{self, HttpMessage};
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -14,8 +14,8 @@ use std::time::Duration;
 /// What listens at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
-    /// An embedded master of rlaunch.
-    Rlaunch,
+    /// An embedded master of rlaunch: its instance, empty if it does not tell it.
+    Rlaunch(String),
     /// The key-value server of Paddle's own launcher.
     Paddle,
     /// Nothing yet, with the reason.
@@ -31,7 +31,7 @@ pub fn probe(host: &str, port: u16, timeout: Duration, clock: Clock) -> ProbeRes
     match MasterLink::connect(host, port, &traffic, &mut left) {
         Err(failure) => ProbeResult::Nothing(failure.to_string()),
         Ok(link) => match upgrade(link, &tcp::host_port(host, port), &mut left) {
-            Ok(_) => ProbeResult::Rlaunch,
+            Ok(link) => ProbeResult::Rlaunch(link.instance),
             Err(failure) if failure.kind() == ErrorKind::InvalidData => {
                 identify_other(host, port, &traffic, &mut left).unwrap_or(ProbeResult::Foreign(failure.to_string()))
             }
@@ -58,6 +58,8 @@ pub(super) struct UpgradedLink {
     pub nonces: (String, String),
     /// Whether the master requires a key.
     pub keyed: bool,
+    /// What tells the master from others at its address.
+    pub instance: String,
     /// Bytes that followed the response.
     pub rest: Vec<u8>,
 }
@@ -71,7 +73,8 @@ pub(super) fn upgrade(mut link: MasterLink, host: &str, left: TimeLeft<'_>) -> i
     match (response.status(), response.header(NONCE), response.header(KEYED)) {
         (Some(101), Some(theirs), Some(keyed)) => {
             let nonces = (own, theirs.to_owned());
-            Ok(UpgradedLink { link, nonces, keyed: keyed == "yes", rest })
+            let instance = response.header(INSTANCE).unwrap_or_default().to_owned();
+            Ok(UpgradedLink { link, nonces, keyed: keyed == "yes", instance, rest })
         }
         _ => Err(io::Error::new(ErrorKind::InvalidData, first_line(&response))),
     }

@@ -15,6 +15,8 @@ use crate::rendezvous::questions::{MAX_ANSWER, MAX_QUESTION};
 use std::collections::HashMap;
 use std::io;
 use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a node whose link was closed may take to come back before it is considered gone; at most a twentieth of the lease.
@@ -55,6 +57,8 @@ pub(super) struct JobLinks {
     /// The number of the last lease.
     leases: u16,
     budget: MemoryBudget,
+    /// Set once a node has joined.
+    has_joined: Arc<AtomicBool>,
 }
 
 impl JobLinks {
@@ -73,7 +77,13 @@ impl JobLinks {
             disconnected: HashMap::new(),
             leases: 0,
             budget,
+            has_joined: Arc::default(),
         })
+    }
+
+    /// What tells this master from others, and whether a node has joined it.
+    pub(super) fn presence(&self) -> (String, Arc<AtomicBool>) {
+        (self.instance.clone(), Arc::clone(&self.has_joined))
     }
 
     /// Whether nodes have links, or may come back.
@@ -113,10 +123,12 @@ impl JobLinks {
         let mut auth = LinkAuth::new(self.config.key.as_deref(), theirs, &own, LinkSide::Master);
         let keyed = if self.config.key.is_some() { "yes" } else { "no" };
         let head = format!(
-            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\n{}: {own}\r\n{}: {keyed}\r\n\r\n",
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\n{}: {own}\r\n{}: {keyed}\r\n{}: {}\r\n\r\n",
             frame::PROTOCOL,
             frame::NONCE,
-            frame::KEYED
+            frame::KEYED,
+            frame::INSTANCE,
+            self.instance
         );
         connection.push(head.into_bytes());
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -156,6 +168,7 @@ impl JobLinks {
             (None, FromNode::Hello { id: node, record, questions, .. }) => {
                 (link.id, link.takes_questions) = (Some(node.clone()), questions);
                 link.count_record(&record);
+                self.has_joined.store(true, Ordering::Release);
                 let disconnected = self.forget_disconnected(&node, now);
                 // The node has come back before its old connection was seen to close.
                 let replaced = self.by_node.insert(node.clone(), id);

@@ -10,6 +10,8 @@ use crate::net::traffic::Traffic;
 use crate::protocol::CoordinatorLogic;
 use std::io;
 use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A running master. Dropping it ends it at once.
@@ -17,6 +19,8 @@ use std::time::Duration;
 pub struct MasterServer {
     thread: ServerThread<MasterService>,
     traffic: Traffic,
+    instance: String,
+    has_joined: Arc<AtomicBool>,
 }
 
 /// Serves on these sockets, in a thread that takes no signals. `coordinator` decides.
@@ -29,9 +33,10 @@ pub fn serve(
     let budget = MemoryBudget::new(config.memory);
     let limits = ServerLimits { connections: config.connections.clamp(16, 1 << 16), budget };
     let service = MasterService::new(config, coordinator, limits.budget.clone())?;
+    let (instance, has_joined) = service.presence();
     let event_loop = EventLoop::new(listeners, limits, clock, service)?;
     let traffic = event_loop.traffic();
-    Ok(MasterServer { thread: ServerThread::start("master", event_loop)?, traffic })
+    Ok(MasterServer { thread: ServerThread::start("master", event_loop)?, traffic, instance, has_joined })
 }
 
 impl MasterServer {
@@ -44,6 +49,16 @@ impl MasterServer {
         let in_time = self.thread.wait_end(patience + Duration::from_secs(5));
         self.thread.stop();
         in_time
+    }
+
+    /// What tells this master from others at its address (`ProbeResult::Rlaunch`).
+    pub fn instance(&self) -> &str {
+        &self.instance
+    }
+
+    /// Whether a node has joined.
+    pub fn has_nodes(&self) -> bool {
+        self.has_joined.load(Ordering::Acquire)
     }
 
     /// Bytes received and sent.

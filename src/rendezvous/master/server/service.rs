@@ -16,6 +16,8 @@ use nix::sys::socket::{setsockopt, sockopt};
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tracing::warn;
 
@@ -56,6 +58,11 @@ impl MasterService {
             close_by: None,
             warned: BTreeSet::new(),
         })
+    }
+
+    /// See `JobLinks::presence`.
+    pub(super) fn presence(&self) -> (String, Arc<AtomicBool>) {
+        self.links.presence()
     }
 
     /// Sends what the coordinator has decided to all nodes.
@@ -243,7 +250,11 @@ impl Service for MasterService {
         }
     }
 
-    fn command(&mut self, _: &mut Connections<MasterConnection>, CloseWithin(patience): CloseWithin) -> ControlFlow<()> {
+    fn command(
+        &mut self,
+        _: &mut Connections<MasterConnection>,
+        CloseWithin(patience): CloseWithin,
+    ) -> ControlFlow<()> {
         self.patience = Some(patience);
         ControlFlow::Continue(())
     }
