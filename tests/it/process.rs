@@ -324,7 +324,7 @@ fn output_written_before_its_log_was_watched_is_shown() {
     std::fs::write(&path, "early\n").unwrap();
     let (mut shown, console) = pipe();
     let poll = Poller::new().unwrap();
-    let mut follower = LogFollower::new(Console::open(&console).unwrap(), false, 0);
+    let mut follower = LogFollower::new((Console::open(&console).unwrap(), "stderr".to_owned()), false, 0);
     drop(console);
     assert!(!follower.has_more());
     follower.follow(&path, 0, None, LogForm::Bytes).unwrap();
@@ -345,7 +345,7 @@ fn ranks_at_terminals_share_one_line_by_line_except_for_bars() {
     let mut logs = paths.each_ref().map(|path| File::create(path).unwrap());
     let (mut shown, console) = pipe();
     let poll = Poller::new().unwrap();
-    let mut follower = LogFollower::new(Console::open(&console).unwrap(), false, 0);
+    let mut follower = LogFollower::new((Console::open(&console).unwrap(), "stderr".to_owned()), false, 0);
     drop(console);
     for path in &paths {
         follower.follow(path, 0, None, LogForm::Terminal).unwrap();
