@@ -20,7 +20,7 @@ use std::time::Duration;
 
 const PREFIX: &str = "rlaunch-";
 
-/// The attribute of a cgroup that names its owner. A name proves nothing: `rlaunch-nightly.service` is somebody's unit. A kernel with
+/// The attribute of a cgroup that names its owner. A name proves nothing: `rlaunch-nightly.service` may be a user's unit. A kernel with
 /// cgroup.kill (Linux 5.14) has such attributes in cgroups (Linux 5.7).
 const MARK: &CStr = c"user.rlaunch.owner";
 

@@ -86,14 +86,15 @@ elif plan["ending"] == "success":
 time.sleep(600)
 """
 ACTIONS = ("paddle", "torch", "handed on", "worker", "helper", "daemon", "bare")
-ENDINGS = ("success", "failure", "signal", "stop", "launcher", "supervisor")
+# How a job ends, and its exit status.
+STATUS = {"success": 0, "failure": 3, "signal": 137, "stop": 143, "launcher": -9, "supervisor": 72}
 
 
 def draw(rng: random.Random) -> dict[str, Any]:
     """One job."""
     ranks = rng.randint(1, 3)
     actions = [rng.sample(ACTIONS, rng.randint(0, 4)) for _ in range(ranks)]
-    return {"actions": actions, "first": rng.randrange(ranks), "ending": rng.choice(ENDINGS)}
+    return {"actions": actions, "first": rng.randrange(ranks), "ending": rng.choice([*STATUS])}
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
@@ -157,8 +158,8 @@ class Container:
         """What is no longer as it was."""
         ended = [f"process {pid}" for pid, since in self.processes.items() if started(pid) != since]
         lost = [str(file) for file in files_of(self.token) if not file.exists()]
-        members = set((self.cgroup / "cgroup.procs").read_text().split()) if self.cgroup else {"none"}
-        return [*ended, *lost, *([] if members else [f"the members of {self.cgroup}"])]
+        removed = [str(self.cgroup)] if self.cgroup and not self.cgroup.exists() else []
+        return [*ended, *lost, *removed]
 
 
 def children(pid: int) -> list[int]:
@@ -209,9 +210,8 @@ def container(folder: Path, has_own_cgroups: bool) -> Iterator[Container]:
             one.wait()
         for file in MEMORY.glob(f"*{token}*"):
             file.unlink(missing_ok=True)
-        for group in filter(None, [made.cgroup, box]):
-            with contextlib.suppress(OSError):
-                (group / "cgroup.kill").write_text("1")
+        for group in [group for group in (made.cgroup, box) if group and group.exists()]:
+            (group / "cgroup.kill").write_text("1")
             until(
                 lambda group=group: "populated 0" in (group / "cgroup.events").read_text(), "the end of all"
             )
@@ -227,10 +227,13 @@ def run_job(inside: Container, plan: dict[str, Any], number: int) -> int:
     (folder / "plan.json").write_text(json.dumps({**plan, "token": inside.token}))
     (folder / "train.py").write_text(JOB)
     words = [f"--nproc_per_node={len(plan['actions'])}", "--grace_period=2", "train.py"]
-    command = inside.command(sys.executable, "-m", "rlaunch", *words)
+    # The folder of the caller is one of another mount namespace.
+    enter = ["sh", "-ec", 'cd "$0"; exec "$@"', str(folder)]
+    command = inside.command(*enter, sys.executable, "-m", "rlaunch", *words)
     # Processes that survive the launcher hold no pipe of it.
     with open(folder / "output", "wb") as output:
-        done = subprocess.run(command, cwd=folder, stdout=output, stderr=output, timeout=LIMIT)
+        done = subprocess.run(command, stdout=output, stderr=output, timeout=LIMIT)
+    assert done.returncode == STATUS[plan["ending"]], (plan, done.returncode, (folder / "output").read_text())
     return done.returncode
 
 

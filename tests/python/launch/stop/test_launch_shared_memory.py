@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launching import LEFT_TO_A_TRACKER, LIMIT, Place, await_line, environment, until
-from own_memory import OWN_MEMORY, SEES_ALL, needs_own_memory
+from own_memory import OWN_MEMORY, SEES_ALL, SHARES_AS_PADDLE, needs_own_memory
 from processes import alive
 
 # As torch's DataLoader shares batches with this strategy: `torch_shm_manager` removes the memory 2 s after
@@ -114,29 +114,6 @@ def test_it_may_before_the_rank_is_asked_to_stop(place: Place) -> None:
     assert ended.status == 143, ended.stderr
     assert not Path(place.text("creating.0")).exists()
     assert not alive(int(place.text("creator.0")))
-
-
-# As a rank of Paddle and a worker of its DataLoader, which would clean up only if it ended by itself: what is
-# shared is mapped, and no descriptor is kept.
-SHARES_AS_PADDLE = """
-import mmap, uuid
-kept = []
-
-def share():
-    name = f"/dev/shm/paddle_{os.getpid()}_0_{uuid.uuid4().int}"
-    with open(name, "x+b") as file:
-        file.truncate(4096)
-        kept.append(mmap.mmap(file.fileno(), 4096))
-    return name
-
-own = share()
-if os.fork() == 0:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    tell("worker", share())
-    sleep()
-await_file(f"worker.{rank}")
-tell("own", own)
-"""
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])

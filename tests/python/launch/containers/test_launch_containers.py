@@ -15,7 +15,7 @@ import psutil
 import pytest
 from hosts import AS_USER
 from launching import LIMIT, Place, environment, runs, until
-from test_launch_shared_memory import SHARES_AS_PADDLE
+from own_memory import SHARES_AS_PADDLE
 
 # The launcher is process 1, and /dev/shm is that of this machine (`docker run --ipc=host`).
 CONTAINER = ["unshare", *AS_USER, "--pid", "--fork", "--mount-proc", "--kill-child"]
