@@ -1,7 +1,7 @@
 //! To which processes of a rank a stop signal goes first, by how its main process handles the signal.
 
 use crate::supervise::MainProcess;
-use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::procfs::status::ProcStatus;
 use crate::sys::process::tree;
 
@@ -31,11 +31,21 @@ fn is_in_foreground(program: &ProcStatus, group: i32, ignored_before: bool) -> b
     program.group.is_none_or(|of| of == group) && !is_async
 }
 
-/// Whether a process of this group may end by the signal: it does not ignore it, or could not be read.
+/// Whether a process of this group may end by the signal, once the main process has ended: it does not ignore it, or cannot be read. Of
+/// all processes only those below this one are looked at.
 pub fn any_heeds(group: i32, signal: i32) -> bool {
-    let all = Snapshot::take();
-    let members = all.processes().filter(|(_, stat)| stat.group == group && stat.is_alive());
-    let ignores = |(pid, _): (i32, _)| ProcStatus::of(pid).is_some_and(|status| status.ignores(signal));
-    let ignoring: Vec<bool> = members.map(ignores).collect();
-    ignoring.is_empty() || ignoring.contains(&false)
+    let members = members_below(std::process::id() as i32, group);
+    members.is_empty() || members.into_iter().any(|pid| heeds(pid, group, signal))
+}
+
+/// Whether a process or one below it in its group does not ignore the signal.
+fn heeds(pid: i32, group: i32, signal: i32) -> bool {
+    ProcStatus::of(pid).is_none_or(|status| !status.ignores(signal))
+        || members_below(pid, group).into_iter().any(|pid| heeds(pid, group, signal))
+}
+
+/// The children of a process that are members of a group and run.
+fn members_below(pid: i32, group: i32) -> Vec<i32> {
+    let is_member = |stat: ProcStat| stat.group == group && stat.is_alive();
+    tree::children(pid).into_iter().filter(|pid| ProcStat::of(*pid).is_some_and(is_member)).collect()
 }
