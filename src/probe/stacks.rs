@@ -10,6 +10,11 @@ use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy, StackTrace};
 use std::panic::{self, AssertUnwindSafe};
 
+/// What py-spy says where it can follow the stacks of no interpreter, whatever the reason is.
+const NO_INTERPRETER: &str = "Failed to find a python interpreter";
+/// What that may mean.
+const UNFOLLOWED: &str = "its stacks cannot be followed: a thread has more than 4096 Python frames, or its interpreter is starting or \
+     ending";
 /// How often a stack is read again that changed while it was read.
 const TRIES: usize = 8;
 
@@ -68,7 +73,7 @@ fn python_threads(pid: i32) -> Result<Vec<ThreadStack>, String> {
         }
         Err(why_not(pid, &last))
     }));
-    let mut threads = read.unwrap_or_else(|_| Err("its memory could not be interpreted".to_owned()))?;
+    let mut threads = read.unwrap_or_else(|_| Err(UNFOLLOWED.to_owned()))?;
     put_main_first(&mut threads, pid);
     Ok(threads)
 }
@@ -97,6 +102,8 @@ fn why_not(pid: i32, error: &str) -> String {
                 .to_owned()
         }
         Ok(maps) if !has_python(&maps) => "it runs no Python".to_owned(),
+        // The reader takes an interpreter for one only if it can follow its stacks: 4096 frames a thread at most.
+        _ if first.contains(NO_INTERPRETER) => UNFOLLOWED.to_owned(),
         _ => format!("it cannot be read: {first}"),
     }
 }

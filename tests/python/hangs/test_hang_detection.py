@@ -287,6 +287,21 @@ def test_the_times_of_files_are_compared_with_no_clock(sign: str, hours: int, pl
     assert hangs(place) == []
 
 
+def test_a_hang_of_a_rank_with_too_many_frames_is_found_and_says_so(place: Place) -> None:
+    place.script("""
+        sys.setrecursionlimit(10_000)
+        def dive(depth):
+            dive(depth - 1) if depth else sleep()
+        print("here", flush=True)
+        dive(5_000)
+    """)
+    with place.start("--nproc_per_node=1", "--hang_timeout=1", "train.py") as launcher:
+        await_hang(place)
+        launcher.send_signal(signal.SIGTERM)
+        text = place.wait(launcher).stderr
+    assert re.search("no Python stack: .* more than 4096 Python frames", text), text
+
+
 def test_a_hang_is_found_though_the_clock_of_its_files_is_ahead(place: Place) -> None:
     place.script("""
         print("here", flush=True)
