@@ -105,7 +105,7 @@ class AtMaster:
         self.host, self.port = on.ip, next(self.ports)
 
     def paddle(self) -> list[str]:
-        return [f"--master={self.host}:{self.port}"]
+        return [f"--master={self.host}:{self.port}", "--job_id=job"]
 
     def torch(self) -> list[str]:
         return ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.host}:{self.port}", "--rdzv-id=job"]

@@ -33,8 +33,8 @@ def words(module: str, *, restarts: int = 0, lease: int = 2, join: int = 60) -> 
     return [*level, f"--join_timeout={join}", f"--heartbeat_timeout={lease}"]
 
 
-def name_of(job: Job, module: str) -> str:
-    return job.backend.name if isinstance(job.backend, AtEtcd) else {PADDLE: "default", TORCH: "job"}[module]
+def name_of(job: Job) -> str:
+    return job.backend.name if isinstance(job.backend, AtEtcd) else "job"
 
 
 def unnamed(job: Job, module: str, *args: str) -> list[str]:
@@ -56,7 +56,7 @@ def test_a_complete_job_of_a_fixed_size_refuses_another(
             ended = other.end()
             assert ended.status == NOT_MET, ended.stderr
             assert "the job has all of its 2 nodes" in ended.stderr
-            assert f"job {name_of(job, module)}, " in ended.stderr
+            assert f"job {name_of(job)}, " in ended.stderr
             assert not list(tmp_path.glob(f"life.{other.label}.*"))
         job.finish()
         job.end_successfully(*first)
