@@ -75,7 +75,8 @@ impl EtcdSession {
         revision: i64,
         on_event: impl Fn(WatchEvent) + Send + 'static,
     ) -> Result<WatchHandle, EtcdError> {
-        let started = WatchHandle::start(&self.caller.client, prefix, (revision, self.times.heartbeat), on_event);
+        let started =
+            WatchHandle::start_checked(&self.caller.client, prefix, (revision, self.times.heartbeat), on_event);
         started.map_err(|error| EtcdError::Unreachable(error.to_string()))
     }
 

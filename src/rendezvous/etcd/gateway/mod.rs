@@ -4,4 +4,5 @@ pub mod client;
 pub mod codec;
 mod tls;
 pub mod watch;
+mod watch_check;
 pub mod wire;

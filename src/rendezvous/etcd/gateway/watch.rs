@@ -3,6 +3,7 @@
 use super::client::{EtcdCaller, EtcdClient, EtcdError};
 use super::codec;
 use super::codec::{KeyValue, WatchChange, changes, number};
+use super::watch_check::WatchCheck;
 use super::wire::WireHandle;
 use crate::net::thread;
 use crate::rendezvous::etcd::retry::{LONGEST_PAUSE, RetryTimer};
@@ -10,7 +11,7 @@ use crate::sys::clock;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 /// Longer messages are not etcd's: it sends fragments of about 1.5 MiB, which base64 makes a third longer.
@@ -34,15 +35,35 @@ pub enum WatchEvent {
 }
 
 /// A watch. Dropping it ends it.
-pub struct WatchHandle(Arc<WireHandle>);
+pub struct WatchHandle {
+    wire: Arc<WireHandle>,
+    /// The connection of its check.
+    check: Option<Arc<WireHandle>>,
+    delivered: Arc<AtomicI64>,
+}
 
 impl Drop for WatchHandle {
     fn drop(&mut self) {
-        self.0.close();
+        self.wire.close();
+        self.check.iter().for_each(|check| check.close());
     }
 }
 
 impl WatchHandle {
+    /// The same as `start`. It is opened again if requests find changes that it does not deliver.
+    pub fn start_checked(
+        client: &Arc<EtcdClient>,
+        prefix: String,
+        from: (i64, Duration),
+        on_event: impl Fn(WatchEvent) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let mut watch = Self::spawn(client, prefix.clone(), from, false, on_event)?;
+        let (stream, delivered) = (Arc::clone(&watch.wire), Arc::clone(&watch.delivered));
+        let check = WatchCheck { caller: EtcdCaller::new(client), prefix, stream, delivered, interval: from.1 };
+        watch.check = Some(check.start()?);
+        Ok(watch)
+    }
+
     /// Watches keys with this prefix for changes after that revision; reports failures that last longer than `patience`.
     pub fn start(
         client: &Arc<EtcdClient>,
@@ -71,7 +92,9 @@ impl WatchHandle {
         on_event: impl Fn(WatchEvent) + Send + 'static,
     ) -> std::io::Result<Self> {
         let caller = EtcdCaller::streaming(client);
-        let line = Arc::clone(&caller.wire);
+        let wire = Arc::clone(&caller.wire);
+        let delivered = Arc::new(AtomicI64::new(revision));
+        let noted = Arc::clone(&delivered);
         thread::spawn("etcd-watch", move || {
             let retry = RetryTimer::default();
             WatchThread {
@@ -79,6 +102,7 @@ impl WatchHandle {
                 prefix,
                 revision,
                 patience,
+                delivered: noted,
                 has_begun,
                 retry,
                 opened: None,
@@ -88,7 +112,7 @@ impl WatchHandle {
             }
             .run()
         })?;
-        Ok(Self(line))
+        Ok(Self { wire, check: None, delivered })
     }
 }
 
@@ -97,6 +121,8 @@ struct WatchThread<T> {
     prefix: String,
     revision: i64,
     patience: Duration,
+    /// `revision`, for the check.
+    delivered: Arc<AtomicI64>,
     /// Whether there was a stream before.
     has_begun: bool,
     retry: RetryTimer,
@@ -125,6 +151,7 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
                 WatchEnd::Compacted => match self.caller.range(&self.prefix) {
                     Ok((kvs, revision)) => {
                         self.revision = revision;
+                        self.delivered.store(revision, Ordering::Release);
                         (self.on_event)(WatchEvent::All(kvs, revision));
                         continue;
                     }
@@ -182,7 +209,9 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
             if let Some(error) = message["error"]["message"].as_str() {
                 return WatchEnd::Broken(EtcdError::Unreachable(error.to_owned()));
             }
-            if let Some(end) = self.handle_message(&message["result"]) {
+            let end = self.handle_message(&message["result"]);
+            self.delivered.store(self.revision, Ordering::Release);
+            if let Some(end) = end {
                 return end;
             }
             self.opened.get_or_insert_with(clock::now);
@@ -190,7 +219,8 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
             if std::mem::take(&mut self.is_failing) {
                 (self.on_event)(WatchEvent::Works);
             }
-            // From here on silence means that nothing changes. The keep-alive thread notices a server that hangs.
+            // From here on silence means that nothing changes. The keep-alive thread notices a server that hangs, and `WatchCheck` a
+            // stream that does.
             self.caller.wire.streams.store(true, Ordering::Relaxed);
         }
     }
