@@ -194,8 +194,8 @@ fn launch_on_this_node(
 ) -> Result<i32, CliError> {
     let python = interpreter.executable.as_os_str();
     let mut log_dir = absolute(&spec.log_dir).map_err(CliError::Preflight)?;
-    let has_other_nodes = spec.rendezvous.is_some() || matches!(spec.nodes, JobNodes::Fixed(_));
-    let node_folder = (has_other_nodes && spec.dry_run.is_none())
+    // A job by --ips that is refused for its ports has no folder yet, so its nodes are only warned, once their ranks start.
+    let node_folder = (spec.rendezvous.is_some() && spec.dry_run.is_none())
         .then(|| node_folder::take(&log_dir, &net::host_name()))
         .transpose()
         .map_err(CliError::Preflight)?;
