@@ -184,8 +184,9 @@ mod tests {
         let link = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
         assert!(is_memory(&link, "rlaunch-test") && is_unlinked_file(&link, "rlaunch-"), "{link:?}");
         assert!(!is_memory(&link, "rlaunch-tes") && !is_memory(Path::new("/tmp/rlaunch-test~a"), "rlaunch-test"));
-        let link = fs::read_link(format!("/proc/self/fd/{}", memory("rlaunch-test").unwrap().as_raw_fd()));
-        assert!(is_memory(&link.unwrap(), "rlaunch-test"));
+        let memory = memory("rlaunch-test").unwrap();
+        let link = fs::read_link(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
+        assert!(is_memory(&link, "rlaunch-test"));
         assert_eq!(fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap(), b"text");
     }
 
