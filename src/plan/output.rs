@@ -124,7 +124,7 @@ pub enum SeenOutput {
 pub enum OutputPlan {
     /// Both streams go to this file in the log directory. Files of earlier attempts are renamed.
     Combined(String),
-    /// One destination a stream, by `Stream::index`. Each attempt has files of its own.
+    /// One destination a stream, by `Stream::index`; the same file twice: both streams share it. Each attempt has files of its own.
     Separate([StreamSink; 2]),
 }
 
@@ -133,7 +133,11 @@ impl OutputPlan {
     pub fn logs(&self, attempt: u32) -> Vec<String> {
         match self {
             OutputPlan::Combined(log) => vec![log.clone()],
-            OutputPlan::Separate(sinks) => sinks.iter().filter_map(|sink| sink.file(attempt)).collect(),
+            OutputPlan::Separate(sinks) => {
+                let mut logs: Vec<String> = sinks.iter().filter_map(|sink| sink.file(attempt)).collect();
+                logs.dedup();
+                logs
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::plan::{
 use crate::spec::SpecError;
 use crate::spec::frameworks::Framework;
 use crate::spec::options::EnvVars;
-use crate::spec::torchrun::{LogDir, OutputCapture, TorchScript, TorchSpec};
+use crate::spec::torchrun::{LogDir, OutputCapture, StreamRoute, TorchScript, TorchSpec};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -174,13 +174,24 @@ fn sink(spec: &TorchSpec, stream: Stream, local_rank: usize) -> (StreamSink, Sho
     };
     let hidden = spec.local_ranks_filter.as_ref().is_some_and(|shown| !shown.contains(&local_rank));
     let tail = format!("/{local_rank}/{}", stream.log());
-    if (wanted.redirect || wanted.tee) && spec.log_dir != LogDir::Nowhere {
+    let has_log = |wanted: StreamRoute| (wanted.redirect || wanted.tee) && spec.log_dir != LogDir::Nowhere;
+    if has_log(wanted) {
         let lines = if wanted.tee && !hidden { ShownLines::Prefixed } else { ShownLines::Hidden };
         return (StreamSink::File(AttemptText::new("attempt_", tail)), lines);
     }
-    if stream == Stream::Stderr && spec.capture == OutputCapture::Stderr {
-        let lines = if hidden { ShownLines::Hidden } else { ShownLines::Unchanged };
-        return (StreamSink::Captured(AttemptText::new("rlaunch/attempt_", tail)), lines);
+    let captured = |tail: String| StreamSink::Captured(AttemptText::new("rlaunch/attempt_", tail));
+    let shown = if hidden { ShownLines::Hidden } else { ShownLines::Unchanged };
+    match (stream, spec.capture) {
+        (_, OutputCapture::Both { joined: true })
+            if !hidden && !has_log(routing.stdout) && !has_log(routing.stderr) =>
+        {
+            // The file is followed once, as that of stdout.
+            let lines = if stream == Stream::Stdout { shown } else { ShownLines::Hidden };
+            return (captured(format!("/{local_rank}/output.log")), lines);
+        }
+        (Stream::Stdout, OutputCapture::Both { .. }) if !hidden => return (captured(tail), shown),
+        (Stream::Stderr, OutputCapture::Stderr | OutputCapture::Both { .. }) => return (captured(tail), shown),
+        _ => {}
     }
     (if hidden { StreamSink::Dropped } else { StreamSink::Inherited }, ShownLines::Hidden)
 }

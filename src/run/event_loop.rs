@@ -435,7 +435,7 @@ impl<'a> EventLoop<'a> {
         drop(readers);
         ranks.remove_memory();
         rest.killed.append(&mut ranks.strays);
-        ranks.close_terminals();
+        ranks.close_outputs();
         let is_stop = |signal: &i32| is_stop(*signal, &launch.forwarded_signals);
         let mut give_up =
             || signals.drain().iter().any(is_stop) || supervisor.requested().is_none_or(|s| s.iter().any(is_stop));

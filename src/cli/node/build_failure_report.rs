@@ -73,7 +73,7 @@ pub(crate) fn warn_of_losses(launch: &Launch<'_>, launched: &LaunchResult) {
     }
     for (rank, bytes) in &launched.lost {
         warn_on_either(&format!(
-            "{bytes} bytes of the output of {rank} are lost: the console did not take them in time, and its log has a limit"
+            "{bytes} bytes of the output of {rank} are lost: neither the console nor its log had room for them in time"
         ));
     }
     if log_files::is_full(&launch.log_dir) {

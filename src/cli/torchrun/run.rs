@@ -46,10 +46,11 @@ use crate::spec::options::DryRun;
 use crate::spec::options::{EnvVars, parse_bool};
 use crate::spec::records::log_rotation::LogRotationSpec;
 use crate::spec::scheduler::detect;
-use crate::spec::torchrun::{EventLog, LogDir, TorchScript, TorchSpec, TorchrunBackend};
+use crate::spec::torchrun::{EventLog, LogDir, OutputCapture, TorchScript, TorchSpec, TorchrunBackend};
 use crate::spec::{SpecError, shown};
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, RestartPolicy, SupervisionPolicy};
 use crate::sys::clock;
+use crate::sys::io::console::{OutputKind, is_same};
 use crate::sys::process::affinity as sys_affinity;
 use crate::sys::process::cgroup::JobCgroup;
 use crate::sys::random;
@@ -76,6 +77,7 @@ pub fn launch(
     signals: &mut Signals,
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
+    let spec = &TorchSpec { capture: captured(spec), ..spec.clone() };
     let (began, python) = (clock::now(), interpreter.executable.as_os_str());
     let allowed = sys_affinity::own().map_err(system("the CPUs of this process"))?;
     let workers = count_workers(spec, vars, allowed.len())?;
@@ -278,6 +280,22 @@ fn bind_cpus(spec: &TorchSpec, vars: &EnvVars, workers: usize, allowed: &CpuSet)
         }
     }
     Ok(bound.into_iter().map(|bound| bound.cpus).collect())
+}
+
+/// The output that passes through the launcher. Ranks write to their stdout themselves where no reader of it can go. A process that
+/// outlives the launcher (`--no-sweep`) could not write to a pipe any more.
+fn captured(spec: &TorchSpec) -> OutputCapture {
+    let may_go = match OutputKind::of(std::io::stdout()) {
+        OutputKind::Terminal => spec.pty,
+        OutputKind::Pipe => true,
+        OutputKind::Other => false,
+    };
+    match spec.capture {
+        OutputCapture::Stderr if may_go && spec.no_sweep.is_empty() => {
+            OutputCapture::Both { joined: is_same(std::io::stdout(), std::io::stderr()) }
+        }
+        capture => capture,
+    }
 }
 
 fn check_script(script: &TorchScript) -> Result<(), SpecError> {

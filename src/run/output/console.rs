@@ -86,6 +86,13 @@ impl FollowedLog {
         }
     }
 
+    /// Notes for rotation that the console shows nothing any more.
+    fn abandon(&self) {
+        if let Some(log) = &self.rotated {
+            log.abandon();
+        }
+    }
+
     /// Notes for rotation what the console has shown.
     fn note_shown(&self) {
         if let Some(log) = self.rotated.as_ref().filter(|log| log.is_captured()) {
@@ -213,6 +220,9 @@ impl LogFollower {
         }
         if let Some(log) = &rotated {
             log.keep_from(offset);
+            if self.gone {
+                log.abandon();
+            }
         }
         let (settled, grown, ended, held) = (offset, true, false, None);
         self.sources.push(FollowedLog { file, offset, settled, rotated, watched, grown, ended, pending, held });
@@ -387,6 +397,7 @@ impl LogFollower {
                 // The reader is gone (`| head`): the job continues, and its logs are complete.
                 Accepted::Gone => {
                     self.gone = true;
+                    self.sources.iter().for_each(FollowedLog::abandon);
                     return Ok(false);
                 }
             }
@@ -410,8 +421,16 @@ impl LogFollower {
 
     /// What the console has not shown so far.
     fn unshown(&self) -> Unshown {
+        let out = self.out.len() as u64;
+        if let [source] = &self.sources[..]
+            && let Some(log) = source.rotated.as_ref().filter(|log| log.is_captured())
+        {
+            // A part of what was read has been shown.
+            log.keep_from(source.settled.saturating_sub(out));
+        }
         let unread: u64 = self.sources.iter().map(FollowedLog::unread).sum();
-        Unshown { logged: self.skipped + unread + self.out.len() as u64, is_reader_gone: self.gone }
+        let cut_off: u64 = self.sources.iter().filter_map(|source| Some(source.rotated.as_ref()?.cut_off())).sum();
+        Unshown { logged: self.skipped + unread + out.saturating_sub(cut_off), is_reader_gone: self.gone }
     }
 
     /// Copies the rest after all ranks have ended. Gives up once the console has accepted nothing for `patience`, after

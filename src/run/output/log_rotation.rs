@@ -71,15 +71,54 @@ struct RotatorState {
     unshown: Option<u64>,
     /// When the console has shown something of it last.
     shown_at: Duration,
+    /// Since when it has had its maximum size, or its disk has been full.
+    full_since: Option<Duration>,
+    /// Whether the console shows nothing any more.
+    is_abandoned: bool,
     /// The position from which on it has not been read for the console.
     unread: u64,
     /// Bytes that were removed before they were read for the console.
     lost: u64,
+    /// The position before which those were removed that had been read.
+    cut: u64,
     /// The size up to which the file has its part of the disk, if it has one in advance.
     reserved: Option<u64>,
 }
 
 impl RotatorState {
+    /// Bytes that the log has.
+    fn held(&self) -> u64 {
+        self.file.metadata().map_or(0, |m| m.len()).saturating_sub(self.hole)
+    }
+
+    /// Bytes that were read for the console and removed, and that it has not shown.
+    fn cut_off(&self) -> u64 {
+        self.unshown.map_or(0, |unshown| self.cut.saturating_sub(unshown))
+    }
+
+    /// Whether the console has shown nothing for so long, although the log is full.
+    fn is_stalled(&self, patience: Duration) -> bool {
+        let waits_since = self.full_since.map(|since| since.max(self.shown_at));
+        self.is_abandoned || waits_since.is_some_and(|since| clock::now().saturating_sub(since) >= patience)
+    }
+
+    /// The bytes of a captured stream that need not stay.
+    fn removable(&self, limits: CaptureLimits, is_full: bool) -> Range<u64> {
+        let Ok(found) = self.file.metadata() else { return 0..0 };
+        let (size, block) = (found.len(), found.blksize().max(1));
+        let shown = self.unshown.map_or(u64::MAX, |position| position.saturating_sub(self.removed));
+        let held = size.saturating_sub(self.hole);
+        let is_too_long = (is_full || held >= limits.max_size) && self.is_stalled(limits.patience);
+        // A quarter at a time.
+        let too_old = if is_too_long {
+            self.hole + held.min(limits.max_size) / 4 + held.saturating_sub(limits.max_size)
+        } else {
+            0
+        };
+        let end = (size - TAIL_BYTES.min(size)).min(shown.max(too_old));
+        self.hole..end / block * block
+    }
+
     /// Removes all bytes before `end`. A file system with another block size returns EINVAL.
     fn remove_before(&mut self, end: u64) -> io::Result<()> {
         let range = |mode| fallocate(&self.file, mode, 0, i64::try_from(end).unwrap_or(i64::MAX));
@@ -94,7 +133,8 @@ impl RotatorState {
     }
 
     /// Keeps a part of the disk for the writes to come. If the disk is full, what has been shown is removed now.
-    fn extend_reserve(&mut self, size: u64) {
+    fn extend_reserve(&mut self) {
+        let size = self.file.metadata().map_or(0, |m| m.len());
         if self.reserved.is_none_or(|reserved| size + RESERVE / 2 < reserved) {
             return;
         }
@@ -135,11 +175,8 @@ impl RotatedLog {
     /// Keeps bytes from this position on until the console has shown them.
     pub fn keep_from(&self, position: u64) {
         let mut state = self.state();
-        let unshown = self.captured.map(|_| position);
-        if state.unshown != unshown {
-            state.unshown = unshown;
-            state.shown_at = clock::now();
-        }
+        state.unshown = self.captured.map(|_| state.unshown.map_or(position, |before| before.max(position)));
+        (state.shown_at, state.full_since) = (clock::now(), None);
         state.unread = state.unread.max(position);
     }
 
@@ -153,47 +190,59 @@ impl RotatedLog {
         self.captured.is_some()
     }
 
+    /// Notes that the console's reader has gone, so that nothing waits for it. The log keeps its newest bytes.
+    pub fn abandon(&self) {
+        self.state().is_abandoned = true;
+    }
+
+    /// Bytes that were read for the console and removed, and that it has not shown.
+    pub fn cut_off(&self) -> u64 {
+        self.state().cut_off()
+    }
+
+    /// Whether a captured stream may grow. If it has its maximum size, shortens it first. The console is waited for only so long.
+    pub fn make_room(&self) -> bool {
+        let Some(limits) = self.captured else { return true };
+        if self.state().held() < limits.max_size {
+            return true;
+        }
+        self.shorten(false);
+        let state = self.state();
+        // If the file system cannot shorten it, it grows.
+        state.held() < limits.max_size || state.is_stalled(limits.patience)
+    }
+
     /// Shortens a captured stream: removes what the console has shown. Of a stream that has reached its maximum size, and of which
-    /// the console has shown nothing for long, also the oldest bytes that it has not shown.
-    pub fn shorten(&self) {
-        let Some(CaptureLimits { max_size, patience }) = self.captured else { return };
-        let range = |state: &RotatorState| -> io::Result<Range<u64>> {
-            let found = state.file.metadata()?;
-            let (size, block) = (found.len(), found.blksize().max(1));
-            let last = size - TAIL_BYTES.min(size);
-            let shown = state.unshown.map_or(u64::MAX, |position| position.saturating_sub(state.removed));
-            let is_stalled = clock::now().saturating_sub(state.shown_at) >= patience;
-            let is_too_long = is_stalled && size.saturating_sub(state.hole) >= max_size;
-            let too_old = if is_too_long { size - max_size / 4 * 3 } else { 0 };
-            Ok(state.hole..last.min(shown.max(too_old)) / block * block)
-        };
+    /// the console has shown nothing for long, also the oldest bytes that it has not shown. `is_full`: its disk is full, so it has
+    /// reached its maximum size.
+    pub fn shorten(&self, is_full: bool) {
+        let Some(limits) = self.captured else { return };
         let mut state = self.state();
-        let size = state.file.metadata().map_or(0, |m| m.len());
-        state.extend_reserve(size);
-        let limit = state.limit.min(max_size / SHOWN_PART);
-        if size.saturating_sub(state.hole) < limit {
+        let held = state.held();
+        state.extend_reserve();
+        let is_full = is_full || state.limit == 0;
+        if is_full || held >= limits.max_size {
+            state.full_since.get_or_insert_with(clock::now);
+        }
+        let step = if is_full { 1 } else { STEP };
+        let is_worth_it = |range: &Range<u64>| range.end.saturating_sub(range.start) >= step;
+        if !is_full && held < limits.max_size / SHOWN_PART || !is_worth_it(&state.removable(limits, is_full)) {
             return;
         }
-        let step = if limit == 0 { 1 } else { STEP };
-        let worth = |range: &io::Result<Range<u64>>| {
-            range.as_ref().is_ok_and(|range| range.end.saturating_sub(range.start) >= step)
-        };
         let Ok(file) = state.file.try_clone() else { return };
-        if !worth(&range(&state)) {
-            return;
-        }
         drop(state);
         // Written back now, so that nothing waits for the disk while the lock is held.
         let _ = file.sync_data();
         let mut state = self.state();
-        if let Ok(range) = range(&state)
-            && worth(&Ok(range.clone()))
-        {
+        let range = state.removable(limits, is_full);
+        if is_worth_it(&range) {
+            let end = state.removed + range.end;
             let unread = state.unread.saturating_sub(state.removed).max(range.start);
             let lost = if state.unshown.is_some() { range.end.saturating_sub(unread) } else { 0 };
             if state.remove_before(range.end).is_ok() {
                 state.lost += lost;
-                state.limit = max_size;
+                state.cut = state.cut.max(end.min(state.unread));
+                state.limit = limits.max_size;
             }
         }
     }
@@ -262,8 +311,20 @@ impl LogRotation {
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         let reserved = self.spec.until_shown.map(|_| RESERVE);
         let limit = self.spec.max_size;
-        let (removed, hole, unshown, shown_at, unread, lost) = (0, 0, None, clock::now(), 0, 0);
-        let state = RotatorState { file, removed, hole, limit, unshown, shown_at, unread, lost, reserved };
+        let state = RotatorState {
+            file,
+            removed: 0,
+            hole: 0,
+            limit,
+            unshown: None,
+            shown_at: clock::now(),
+            full_since: None,
+            is_abandoned: false,
+            unread: 0,
+            lost: 0,
+            cut: 0,
+            reserved,
+        };
         let captured = self.spec.until_shown.map(|patience| CaptureLimits { max_size: limit, patience });
         let closed = AtomicBool::new(false);
         let log = Arc::new(RotatedLog { path: path.to_owned(), state: Mutex::new(state), closed, captured });
@@ -304,7 +365,12 @@ impl LogRotation {
                 })
             };
             let hole = if state.hole > 0 && rewritten().is_ok() { state.hole } else { 0 };
-            FinishedLog { local_rank, path: log.path.clone(), removed: state.removed + hole, lost: state.lost }
+            FinishedLog {
+                local_rank,
+                path: log.path.clone(),
+                removed: state.removed + hole,
+                lost: state.lost + state.cut_off(),
+            }
         };
         self.logs.drain(..).map(finish).collect()
     }
@@ -393,7 +459,7 @@ impl Rotator {
 
     fn rotate_if_full(&self, log: &RotatedLog) {
         if log.is_captured() {
-            return log.shorten();
+            return log.shorten(false);
         }
         let mut state = log.state();
         let size = state.file.metadata().map_or(0, |m| m.len());

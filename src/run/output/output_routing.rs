@@ -4,7 +4,6 @@ use crate::plan::{LineFilter, ShownStream, Stream};
 use crate::run::launch::Launch;
 use crate::run::output::console::{LogFollower, Unshown};
 use crate::run::output::log_files;
-use crate::run::output::log_rotation::RotatedLog;
 use crate::run::output::pending_text::LogForm;
 use crate::run::output::rank_streams::OpenStream;
 use crate::run::tokens::{FOLLOWERS, GROWTH};
@@ -93,27 +92,26 @@ impl<'a> OutputRouting<'a> {
     }
 
     /// Follows a file that a rank writes to, if it is shown.
-    pub fn follow(&mut self, id: ChildId, log: &OpenStream, rotated: Option<&Arc<RotatedLog>>) {
+    pub fn follow(&mut self, id: ChildId, log: &OpenStream) {
         self.open_filters(id.attempt);
         let Some(ShownStream { prefix, .. }) = self.launch.shown.get(&(id.local_rank, log.stream)) else { return };
-        let rotated = rotated.filter(|_| log.rotates);
         let form = match prefix {
             _ if log.at_terminal => LogForm::Terminal,
             None => LogForm::Bytes,
             Some(prefix) => LogForm::Lines(prefix.clone()),
         };
-        self.follow_with(log.stream.index(), log, rotated, form);
+        self.follow_with(log.stream.index(), log, form);
         if log.rotates {
             return;
         }
         for (number, _) in self.launch.filters.iter().enumerate().filter(|(_, filter)| filter.stream == log.stream) {
-            self.follow_with(2 + number, log, None, LogForm::Lines(prefix.clone().unwrap_or_default()));
+            self.follow_with(2 + number, log, LogForm::Lines(prefix.clone().unwrap_or_default()));
         }
     }
 
-    fn follow_with(&mut self, number: usize, log: &OpenStream, rotated: Option<&Arc<RotatedLog>>, form: LogForm) {
+    fn follow_with(&mut self, number: usize, log: &OpenStream, form: LogForm) {
         let followed = match &mut self.followers[number] {
-            Some(follower) => follower.follow(&log.path, log.start, rotated.cloned(), form).is_ok(),
+            Some(follower) => follower.follow(&log.path, log.start, log.rotated.clone(), form).is_ok(),
             // A closed console is no failure.
             None => !self.failed.contains(&number),
         };
@@ -238,13 +236,12 @@ mod tests {
         let mut routing = OutputRouting::new(&launch, Arc::new(Poller::new().unwrap())).unwrap();
         let path = folder.join("log");
         let id = ChildId { attempt: 0, local_rank: 0 };
-        let written =
-            |stream, start| OpenStream { stream, path: path.clone(), start, rotates: true, at_terminal: false };
-        routing.follow(id, &written(Stream::Stdout, 2), None);
+        let written = |stream, start| OpenStream { start, ..OpenStream::new(stream, path.clone()) };
+        routing.follow(id, &written(Stream::Stdout, 2));
         assert_eq!(routing.unshown(), 0);
         std::fs::write(&path, "1 lines").unwrap();
         assert_eq!(routing.unshown(), 5);
-        routing.follow(id, &written(Stream::Stderr, 0), None);
+        routing.follow(id, &written(Stream::Stderr, 0));
         assert_eq!(routing.unshown(), 5, "stderr is not shown");
         std::fs::remove_dir_all(&folder).unwrap();
     }
@@ -273,10 +270,9 @@ mod tests {
             let mut rotation = LogRotation::new(spec).unwrap();
             for attempt in 100 * round..100 * (round + 1) {
                 std::fs::write(&path, "").unwrap();
-                let rotated = rotation.add(0, &path, false).unwrap();
-                let stream = Stream::Stdout;
-                let log = OpenStream { stream, path: path.clone(), start: 0, rotates: true, at_terminal: false };
-                routing.follow(ChildId { attempt, local_rank: 0 }, &log, Some(&rotated));
+                let rotated = Some(rotation.add(0, &path, false).unwrap());
+                let log = OpenStream { rotates: true, rotated, ..OpenStream::new(Stream::Stdout, path.clone()) };
+                routing.follow(ChildId { attempt, local_rank: 0 }, &log);
                 routing.end_attempt();
                 routing.followers().for_each(|follower| follower.copy(&poll).unwrap());
                 rotation.finish();

@@ -2,9 +2,10 @@
 //! `Role::log_prefix`); `log_files.rs` opens them.
 
 use crate::plan::{OutputPlan, RankPlan, Stream, StreamSink};
+use crate::run::output::log_copier::{CopiedLog, RankOutput};
 use crate::run::output::log_files;
 use crate::run::output::log_rotation;
-use crate::run::output::rank_terminal::RankTerminal;
+use crate::run::output::log_rotation::RotatedLog;
 use crate::sys::io::console::Console;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -25,8 +26,19 @@ pub struct OpenStream {
     pub start: u64,
     /// Whether log rotation applies.
     pub rotates: bool,
-    /// Whether the rank writes to a terminal, from which the file is copied.
+    /// Its rotation.
+    pub rotated: Option<Arc<RotatedLog>>,
+    /// Whether the user has asked for no log.
+    pub is_captured: bool,
+    /// Whether the rank writes to a terminal, from which its output is copied to the file.
     pub at_terminal: bool,
+}
+
+impl OpenStream {
+    /// A new file.
+    pub fn new(stream: Stream, path: PathBuf) -> Self {
+        Self { stream, path, start: 0, rotates: false, rotated: None, is_captured: false, at_terminal: false }
+    }
 }
 
 /// The stdout and stderr of a rank.
@@ -45,18 +57,20 @@ impl RankStreams {
         [0, 1].map(|index| self.ends[index].as_ref().map(|file| file.as_fd()))
     }
 
-    /// Gives the rank a terminal like `console` instead of a file. Without pseudo-terminals (a full or missing /dev/pts) it
-    /// keeps the file.
-    pub fn open_terminal(&mut self, stream: Stream, console: Arc<Console>) -> Option<RankTerminal> {
+    /// Gives the rank a pipe instead of a file, or a terminal like `console`. Without pseudo-terminals (a full or missing /dev/pts)
+    /// or threads it keeps the file.
+    pub fn copy_to_log(&mut self, stream: Stream, console: Option<Arc<Console>>) -> Option<RankOutput> {
         let written = self.written.iter_mut().find(|written| written.stream == stream)?;
-        let log = self.ends[stream.index()].clone()?;
-        let (terminal, end) = RankTerminal::open(console, log.clone(), written.path.clone()).ok()?;
-        written.at_terminal = true;
+        let file = self.ends[stream.index()].clone()?;
+        let (path, rotated) = (written.path.clone(), written.rotated.clone().filter(|log| log.is_captured()));
+        let is_terminal = console.is_some();
+        let (output, end) = RankOutput::open(CopiedLog { file: file.clone(), path, rotated, console }).ok()?;
+        written.at_terminal = is_terminal;
         let end = Arc::new(end);
-        for other in self.ends.iter_mut().flatten().filter(|other| Arc::ptr_eq(other, &log)) {
+        for other in self.ends.iter_mut().flatten().filter(|other| Arc::ptr_eq(other, &file)) {
             *other = end.clone();
         }
-        Some(terminal)
+        Some(output)
     }
 }
 
@@ -85,7 +99,7 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
             };
             let file = Arc::new(opened.map_err(|source| StreamError { path: path.clone(), source })?);
             let start = file.metadata().map_or(0, |m| m.len());
-            let written = vec![OpenStream { stream: Stream::Stdout, path, start, rotates: true, at_terminal: false }];
+            let written = vec![OpenStream { start, rotates: true, ..OpenStream::new(Stream::Stdout, path) }];
             Ok(RankStreams { ends: [Some(file.clone()), Some(file)], written, not_captured: None })
         }
         OutputPlan::Separate(sinks) => {
@@ -95,6 +109,11 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
             let mut opened = RankStreams { ends: [None, None], written: Vec::new(), not_captured: None };
             for stream in Stream::BOTH {
                 let sink = &sinks[stream.index()];
+                // Both streams go to one file, so that they stay in the order in which they were written.
+                if stream == Stream::Stderr && matches!(sink, StreamSink::Captured(_)) && *sink == sinks[0] {
+                    opened.ends[1] = opened.ends[0].clone();
+                    continue;
+                }
                 let file = match (sink, sink.file(attempt)) {
                     (StreamSink::Inherited, _) => continue,
                     (_, None) => OpenOptions::new()
@@ -112,7 +131,11 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
                             }
                             file => file?,
                         };
-                        opened.written.push(OpenStream { stream, path, start: 0, rotates, at_terminal: false });
+                        opened.written.push(OpenStream {
+                            rotates,
+                            is_captured: rotates,
+                            ..OpenStream::new(stream, path)
+                        });
                         file
                     }
                 };

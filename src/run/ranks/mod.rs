@@ -19,10 +19,10 @@ use crate::run::first_failure::{self, FirstFailure};
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::multi_node::torch_store::ServedTorchStore;
 use crate::run::output::console::LogFollower;
+use crate::run::output::log_copier::RankOutput;
 use crate::run::output::log_files::{self, TAIL_BYTES};
 use crate::run::output::log_rotation::{LogRotation, RotatedLog};
 use crate::run::output::output_routing::OutputRouting;
-use crate::run::output::rank_terminal::RankTerminal;
 use crate::run::output::uncaught_file::UncaughtFile;
 use crate::run::preempt::stop_words::StopWords;
 use crate::run::prepare::gloo_tmpdir;
@@ -56,6 +56,8 @@ use tracing::warn;
 
 /// How much of a log's end is searched for the loss of a peer.
 const LOST_PEER_BYTES: u64 = 4 * 1024;
+/// How long the disks of logs are waited for once all ranks have ended.
+const DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// A position after the end of any log.
 const FAR: u64 = 1 << 62;
 
@@ -95,8 +97,8 @@ pub struct RankProcesses<'a> {
     rotation: Option<LogRotation>,
     /// Copies logs to the console and to filter files.
     routing: OutputRouting<'a>,
-    /// The terminals of ranks in the present attempt, with the local rank.
-    terminals: Vec<(usize, RankTerminal)>,
+    /// The pipes and terminals of ranks in the present attempt, with the local rank.
+    outputs: Vec<(usize, RankOutput)>,
     /// Whether it has been said that streams are not captured.
     said_not_captured: bool,
     poll: Arc<Poller>,
@@ -147,7 +149,7 @@ impl<'a> RankProcesses<'a> {
             last_end: Duration::ZERO,
             rotation: launch.rotation.map(LogRotation::new).transpose()?,
             routing: OutputRouting::new(launch, poll.clone())?,
-            terminals: Vec::new(),
+            outputs: Vec::new(),
             said_not_captured: false,
             stop_words: new_stop_words(launch.plan.ranks.len()),
             poll,
@@ -193,7 +195,7 @@ impl<'a> RankProcesses<'a> {
 
     /// Gives the ranks' terminals the size of the one that the user sees.
     pub fn resize_terminals(&self) {
-        self.terminals.iter().for_each(|(_, terminal)| terminal.resize());
+        self.outputs.iter().for_each(|(_, output)| output.resize());
     }
 
     /// Removes shared memory that ranks which have ended have created. Only after the last rank: another may read it.
@@ -202,9 +204,14 @@ impl<'a> RankProcesses<'a> {
         paddle_memory::warn_of_doubtful();
     }
 
-    /// Closes the ranks' terminals after the last output has been copied to the logs.
-    pub fn close_terminals(&mut self) {
-        self.terminals.clear();
+    /// Closes the ranks' pipes and terminals after the last output has been copied to the logs.
+    pub fn close_outputs(&mut self) {
+        let deadline = clock::now().saturating_add(DISK_PATIENCE);
+        for (local_rank, output) in std::mem::take(&mut self.outputs) {
+            if let lost @ 1.. = output.close(deadline) {
+                *self.lost.entry(self.launch.plan.ranks[local_rank].label()).or_default() += lost;
+            }
+        }
     }
 
     fn label(&self, id: ChildId) -> ProcessLabel {
@@ -319,7 +326,7 @@ impl RankHost for RankProcesses<'_> {
 
     fn reaped(&mut self, id: ChildId, child: &Child, exit: Exit, signalled: bool) {
         // What follows reads the end of its log.
-        self.terminals.iter().filter(|(local, _)| *local == id.local_rank).for_each(|(_, terminal)| terminal.drain());
+        self.outputs.iter().filter(|(local, _)| *local == id.local_rank).for_each(|(_, output)| output.drain());
         if !signalled {
             self.processes[id.local_rank].uncaught = self.read_uncaught(id.local_rank);
         }
@@ -379,7 +386,7 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn before_stop(&mut self) {
-        self.terminals.iter().for_each(|(_, terminal)| terminal.drain());
+        self.outputs.iter().for_each(|(_, output)| output.drain());
         for local in 0..self.processes.len() {
             let log = self.launch.tail_file(local, self.processes[local].attempt);
             let rotated = self.rotated_tail(log.as_ref());
@@ -410,7 +417,7 @@ impl RankHost for RankProcesses<'_> {
         self.remove_memory();
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
-        self.close_terminals();
+        self.close_outputs();
         self.routing.end_attempt();
         self.finish_rotation();
         let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);

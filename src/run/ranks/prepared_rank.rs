@@ -1,13 +1,11 @@
 //! A rank whose process is being started: what the start needs until the process runs.
 
-use crate::run::output::log_rotation::RotatedLog;
 use crate::run::output::rank_streams::RankStreams;
 use crate::sys::process::cgroup::CgroupDir;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::spawn::{SpawnCommand, SpawnDescriptors};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
 /// A rank whose files are open and whose process does not run yet.
 pub struct PreparedRank {
@@ -15,8 +13,6 @@ pub struct PreparedRank {
     pub command: SpawnCommand,
     /// Its stdout and stderr.
     pub streams: RankStreams,
-    /// Its log, if it is rotated.
-    pub rotated: Option<Arc<RotatedLog>>,
     /// The rank's end of its lifeline.
     pub lifeline: OwnedFd,
 }

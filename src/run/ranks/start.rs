@@ -84,7 +84,7 @@ impl RankProcesses<'_> {
                 return Err(RankStartError::Forked { rank: self.label(id), source });
             }
         };
-        let PreparedRank { streams, rotated, .. } = prepared;
+        let PreparedRank { streams, .. } = prepared;
         let log_start = streams.written.first().map_or(0, |log| log.start);
         if let Some(words) = &self.stop_words {
             words.set_rank(id.local_rank, started.pid);
@@ -98,7 +98,7 @@ impl RankProcesses<'_> {
             ..RankState::default()
         };
         for log in &streams.written {
-            self.routing.follow(id, log, rotated.as_ref());
+            self.routing.follow(id, log);
         }
         Ok(RankStart::Started(Arc::new(Child::new(started.pid, started.pidfd, true))))
     }
@@ -151,15 +151,20 @@ impl RankProcesses<'_> {
             let way_out = "Let TMPDIR name a folder with space, or raise `ulimit -f`";
             warn!("{error}; stderr is shown, but no failure report can quote it. {way_out}");
         }
+        if let Some(rotation) = &mut self.rotation {
+            for log in opened.written.iter_mut().filter(|log| log.rotates) {
+                let added = rotation.add(id.local_rank, &log.path, overwrite);
+                log.rotated = Some(added.map_err(|source| step("--log_max_size", source))?);
+            }
+        }
         for stream in Stream::BOTH {
             let console = self.routing.terminal(id, stream).cloned();
-            let terminal = console.and_then(|console| opened.open_terminal(stream, console));
-            self.terminals.extend(terminal.map(|terminal| (id.local_rank, terminal)));
-        }
-        let mut rotated = None;
-        if let (Some(rotation), Some(log)) = (&mut self.rotation, opened.written.iter().find(|log| log.rotates)) {
-            let added = rotation.add(id.local_rank, &log.path, overwrite);
-            rotated = Some(added.map_err(|source| step("--log_max_size", source))?);
+            // A process that outlives the launcher could not write to a pipe any more.
+            let has_pipe = !self.launch.no_sweep.has_names()
+                && opened.written.iter().any(|log| log.stream == stream && log.is_captured);
+            if console.is_some() || has_pipe {
+                self.outputs.extend(opened.copy_to_log(stream, console).map(|output| (id.local_rank, output)));
+            }
         }
         let (lifeline, end) = Lifeline::open().map_err(|source| step("lifeline", source))?;
         self.lifelines[id.local_rank] = Some(lifeline);
@@ -196,6 +201,6 @@ impl RankProcesses<'_> {
             affinity: plan.cpus.as_ref().map(CpuMask::of),
             default_sigpipe: true,
         };
-        Ok(PreparedRank { command, streams: opened, rotated, lifeline: end })
+        Ok(PreparedRank { command, streams: opened, lifeline: end })
     }
 }

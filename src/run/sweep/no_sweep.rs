@@ -50,6 +50,11 @@ impl NoSweep {
         Self { names }
     }
 
+    /// Whether processes are spared by their names.
+    pub fn has_names(&self) -> bool {
+        !self.names.is_empty()
+    }
+
     /// Takes these processes and their descendants out of the list. `group`: the process group of a rank, whose members are
     /// not spared; `is_killed`: no need to look at it again.
     pub fn take_from(

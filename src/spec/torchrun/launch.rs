@@ -143,6 +143,11 @@ pub enum OutputCapture {
     None,
     /// stderr, which the launcher forwards at once.
     Stderr,
+    /// stdout too, because its reader may go, or its terminal may be closed. `joined`: both go to the same place.
+    Both {
+        /// Whether they are one stream.
+        joined: bool,
+    },
 }
 
 /// A checked request for this node's part of a job.

@@ -134,10 +134,38 @@ impl Console {
 
     /// Whether this is the same file as `file`.
     pub fn is(&self, file: impl AsFd) -> bool {
-        match (fstat(&self.fd), fstat(file)) {
-            (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
-            _ => false,
+        is_same(&self.fd, file)
+    }
+}
+
+/// What kind of output a descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputKind {
+    /// A terminal, which may be hung up.
+    Terminal,
+    /// A pipe or a socket, whose reader may go.
+    Pipe,
+    /// A file or a device without a reader, or no open descriptor.
+    Other,
+}
+
+impl OutputKind {
+    /// The kind of a descriptor.
+    pub fn of(fd: impl AsFd) -> Self {
+        let Ok(found) = fstat(&fd) else { return Self::Other };
+        let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
+        if kind == SFlag::S_IFIFO || kind == SFlag::S_IFSOCK {
+            return Self::Pipe;
         }
+        if nix::unistd::isatty(&fd).unwrap_or(false) { Self::Terminal } else { Self::Other }
+    }
+}
+
+/// Whether two descriptors are the same file.
+pub fn is_same(one: impl AsFd, other: impl AsFd) -> bool {
+    match (fstat(one), fstat(other)) {
+        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+        _ => false,
     }
 }
 

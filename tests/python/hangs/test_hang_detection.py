@@ -171,9 +171,10 @@ def test_torchruns_command_line(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "rlaunch.run", "--nproc-per-node=2", "--on-hang=abort", "train.py"]
     env = environment(RLAUNCH_HANG_TIMEOUT="0.5")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    with (tmp_path / "out").open("wb") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=env)
     assert done.returncode != 0
-    # Its stdout goes to the console, past the launcher.
+    # Its stdout goes to the file, past the launcher.
     assert "the job seems to hang: no rank has written anything to stderr for" in done.stderr, done.stderr
     assert re.search(r"^ranks 0, 1 \(2 of 2\): in wait_for_ever \(", done.stderr, re.MULTILINE), done.stderr
     root = done.stderr.partition("\nRoot Cause (first observed failure):\n")[2]
@@ -184,13 +185,16 @@ def test_torchruns_command_line(tmp_path: Path) -> None:
 
 
 def test_a_job_that_prints_past_the_launcher_is_no_hang(tmp_path: Path) -> None:
-    """Its stdout is inherited, and it is at the same place every time its stack is read."""
+    """Its stdout is a file, and it is at the same place every time its stack is read."""
     (tmp_path / "train.py").write_text(
         "import time\nfor step in range(8):\n    print('step', step, flush=True)\n    time.sleep(0.5)\n"
     )
     arguments = ["--nproc-per-node=2", "--hang-timeout=0.5", "--on-hang=abort", "train.py"]
     command = [sys.executable, "-m", "rlaunch.run", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
+    with (tmp_path / "out").open("wb") as out:
+        done = subprocess.run(
+            command, stdout=out, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment()
+        )
     assert done.returncode == 0, done.stderr
     assert REPORT not in done.stderr
 

@@ -63,5 +63,5 @@ def test_ctrl_c_while_ranks_import_is_one_report(tmp_path: Path, options: list[s
     assert screen.count(b"Traceback") == 2, screen
     assert screen.count(b"KeyboardInterrupt\r\n") == 1
     assert b"OSError: not saved\r\n" in screen
-    logs = [path.read_text() for path in run.rglob("stderr.log")]
+    logs = [path.read_text() for path in run.rglob("stderr.log" if options else "output.log")]
     assert [log.count("KeyboardInterrupt\n") for log in logs] == [1] * RANKS

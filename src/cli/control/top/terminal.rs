@@ -1,6 +1,6 @@
 //! The terminal of `rlaunch top`: its mode, its alternate screen, and what brings both back.
 
-use crate::sys::io::pty::window_size;
+use crate::sys::io::output_end::window_size;
 use nix::errno::Errno;
 use nix::sys::termios::{InputFlags, LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
 use ratatui::backend::CrosstermBackend;

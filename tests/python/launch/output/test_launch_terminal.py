@@ -16,9 +16,9 @@ FRONT_ENDS = [Place, TorchPlace]
 
 
 def log_of(place: Place, rank: int = 0) -> bytes:
-    """The log of a rank, or what the launcher captured of its stderr."""
+    """The log of a rank, or what the launcher captured of it."""
     if isinstance(place, TorchPlace):
-        (log,) = (place.folder / "log").glob(f"*/rlaunch/attempt_0/{rank}/stderr.log")
+        (log,) = (place.folder / "log").glob(f"*/rlaunch/attempt_0/{rank}/output.log")
         return log.read_bytes()
     return place.log(rank)
 
@@ -163,6 +163,26 @@ def test_several_ranks_of_torchrun_have_a_terminal_each(tmp_path: Path) -> None:
     assert [log_of(place, rank) for rank in range(2)] == [
         b"rank %d: [True, True, True]\n" % rank for rank in range(2)
     ]
+
+
+def test_a_rank_of_torchrun_reads_what_is_typed(tmp_path: Path) -> None:
+    place = TorchPlace(tmp_path)
+    place.script("""
+        print("hello", input("name? "))
+        breakpoint()
+        print("on")
+    """)
+    with at_terminal(place, "train.py") as window:
+        for prompt, keys in (
+            (b"name? ", b"you\n"),
+            (b"hello you", b""),
+            (b"(Pdb) ", b"p 6 * 7\n"),
+            (b"42", b"c\n"),
+        ):
+            window.show_until(lambda prompt=prompt: prompt in window.received)
+            window.press(keys)
+        assert window.show_all() == 0
+    assert "on" in window.lines()
 
 
 def test_a_process_outside_the_job_that_keeps_the_terminal_open_delays_no_end(tmp_path: Path) -> None:

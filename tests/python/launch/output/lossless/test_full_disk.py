@@ -59,7 +59,7 @@ def test_what_a_full_disk_never_took_is_kept_and_named(tmp_path: Path) -> None:
     assert ended.status == 0
     (kept,) = (place.folder / "tmp").glob("torchelastic_*/*")
     assert str(kept) in ended.stdout.decode()
-    (log,) = (kept / "rlaunch/attempt_0/0").iterdir()
+    log = kept / "rlaunch/attempt_0/0/stderr.log"
     assert lines_of(log.read_text()) == ["before", "during"]
     result = json.loads((kept / "rlaunch/result.json").read_text())
     validate(result, "result")

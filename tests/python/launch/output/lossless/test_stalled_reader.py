@@ -31,15 +31,14 @@ def write(stream, first, count):
 def kept_of(place: TorchPlace) -> tuple[dict[str, Any], Path]:
     """The result of a job whose folder was kept, and the captured log of its only rank."""
     (kept,) = (place.folder / "tmp").glob("torchelastic_*/*")
-    (log,) = (kept / "rlaunch/attempt_0/0").iterdir()
-    return json.loads((kept / "rlaunch/result.json").read_text()), log
+    return json.loads((kept / "rlaunch/result.json").read_text()), kept / "rlaunch/attempt_0/0/stderr.log"
 
 
 def numbers(data: bytes) -> list[int]:
     return [int(line) for line in data.split(b"\n") if len(line) == 63 and line.isdigit()]
 
 
-@pytest.mark.parametrize("mebibytes", [10])
+@pytest.mark.parametrize("mebibytes", [10, 150])
 def test_every_byte_is_shown_kept_or_counted(tmp_path: Path, mebibytes: int) -> None:
     place = TorchPlace(tmp_path)
     lines = mebibytes * MEBI // 64
@@ -58,6 +57,38 @@ def test_every_byte_is_shown_kept_or_counted(tmp_path: Path, mebibytes: int) -> 
     in_log = numbers(log.read_bytes())
     assert in_log == list(range(in_log[0], lines))
     assert numbers(shown) == list(range(len(shown) // 64))
+
+
+def test_a_reader_that_comes_back_reads_what_is_left(tmp_path: Path) -> None:
+    place = TorchPlace(tmp_path)
+    lines = 150 * MEBI // 64
+    place.script(
+        WRITE
+        + f"""
+write(2, 0, {lines})
+tell('written')
+await_file('go')
+write(2, {lines}, 100)
+await_file('end')
+"""
+    )
+    with place.start("--console-drain-timeout=1", "train.py") as launcher:
+        assert launcher.stderr is not None
+        until((place.folder / "written.0").exists, "the lines")
+        (place.folder / "go").touch()
+        shown, last = bytearray(), b"%063d\n" % (lines + 99)
+        while not shown.endswith(last):
+            shown += os.read(launcher.stderr.fileno(), MEBI)
+        (place.folder / "end").touch()
+        rest = launcher.stderr.read()
+        assert place.wait(launcher).status == 0
+    found = numbers(bytes(shown))
+    assert found == sorted(set(found))
+    result, _ = kept_of(place)
+    assert result["unshown_bytes"] == 0
+    (notice,) = [line for line in rest.splitlines() if b"bytes of the output of rank 0 are lost" in line]
+    assert b"%d bytes of" % result["lost_bytes"] in notice
+    assert len(shown) + result["lost_bytes"] == (lines + 100) * 64
 
 
 def test_a_reader_that_has_gone_leaves_the_rest_in_the_log(tmp_path: Path) -> None:
