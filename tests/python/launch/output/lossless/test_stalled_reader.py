@@ -108,7 +108,7 @@ def test_a_reader_that_has_gone_leaves_the_rest_in_the_log(tmp_path: Path) -> No
 
 
 def test_a_stall_does_not_cut_the_report_at_the_end(tmp_path: Path) -> None:
-    """A message that nobody took, then a failure: the report is longer than the pipe."""
+    """A message that was not read, then a failure: the report is longer than the pipe."""
     place = Place(tmp_path)
     place.script("""
         attempt = int(os.environ["RLAUNCH_RANK_KEY"].split("/")[1])
