@@ -1,39 +1,37 @@
 //! The event loop of the supervisor process: runs a plan to its end. It waits for signals, the preload server, the other
 //! nodes and growing logs, and passes what happens on to the engine.
 
+mod arrivals;
 mod preempt;
 mod watch_ranks;
 
 use super::engine::Engine;
 use super::sweep;
-use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SAMPLES, SIGNALS, ZYGOTE};
+use super::tokens::{FOLLOWERS, GROWTH, INBOX, LAUNCHER, NODES, SAMPLES, ZYGOTE};
 use super::zygote::Zygote;
 use crate::plan::{Plan, RankPlan};
 use crate::protocol::stop_step::StopAgreement;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::job_status::LaunchPhase;
-use crate::run::control::live_status::{RestartRefused, RestartRequest};
+use crate::run::control::live_status::RestartRefused;
 use crate::run::hangs::exit_detector::ExitDetector;
 use crate::run::hangs::hang_detector::HangDetector;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
-use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::{Membership, RoundStop};
 use crate::run::multi_node::peers::{self, PeerNews};
 use crate::run::output::console::Unshown;
 use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
+use crate::run::signal_inbox::SignalInbox;
 use crate::run::stacks::polled_reader::PolledReader;
-use crate::run::stop_requests::{SignalRoute, StopRequests, is_stop};
 use crate::run::sweep::stop_watch::StopWatch;
 use crate::supervise::{
     Lifecycle, NodeOutcome, RankStop, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
 };
 use crate::sys::clock;
-use crate::sys::signals::Signals;
 use std::io;
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// How long a console that accepts nothing is waited for once all ranks have ended. A slow one has `--console_drain_timeout`.
@@ -69,15 +67,12 @@ pub enum OtherNodes<'a> {
 pub fn run(
     launch: &Launch<'_>,
     others: OtherNodes<'_>,
-    supervisor: &SupervisorSide,
-    (signals, requests): (&Signals, &mut StopRequests),
+    inbox: &SignalInbox<'_>,
     journal: Journal,
     listener: &dyn LaunchListener,
 ) -> io::Result<LaunchResult> {
     let engine = Engine::new(&lifecycles(launch.plan), launch.policy.clone())?;
-    engine.poll().readable(signals, SIGNALS)?;
-    engine.poll().readable(&supervisor.launcher, LAUNCHER)?;
-    engine.poll().readable(&supervisor.requests, REQUESTS)?;
+    inbox.watch(engine.poll(), (INBOX, LAUNCHER))?;
     let (mut peers, membership) = match others {
         OtherNodes::None => (None, None),
         OtherNodes::AtStore(peers) => (Some(*peers), None),
@@ -91,13 +86,13 @@ pub fn run(
         preempt::connect(peers, &launch.preempt_link);
         engine.poll().readable(&*peers, NODES)?;
     }
-    requests.begin_ranks();
+    inbox.requests_mut().begin_ranks();
     let round = launch.round.as_ref().map(|round| round.number);
     let refused = restart_refusal(launch.plan, membership.is_some());
     launch.status.begin(launch.plan, round, launch.policy.first_attempt, refused);
     let store = launch.torch_store.take();
     let lease = membership.as_ref().map(|membership| membership.lease().clone());
-    let stop_watch = StopWatch::new((supervisor, signals), &launch.forwarded_signals, lease);
+    let stop_watch = StopWatch::new(inbox, lease);
     let ranks = RankProcesses::new(launch, &store, (engine.poll().clone(), stop_watch), journal, listener)?;
     if let Some(zygote) = &launch.zygote {
         zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
@@ -108,9 +103,8 @@ pub fn run(
         engine,
         ranks,
         launch,
-        supervisor,
-        signals,
-        requests,
+        inbox,
+        is_inbox_closed: false,
         listener,
         peers,
         membership,
@@ -147,9 +141,8 @@ struct EventLoop<'a> {
     engine: Engine,
     ranks: RankProcesses<'a>,
     launch: &'a Launch<'a>,
-    supervisor: &'a SupervisorSide,
-    signals: &'a Signals,
-    requests: &'a mut StopRequests,
+    inbox: &'a SignalInbox<'a>,
+    is_inbox_closed: bool,
     listener: &'a dyn LaunchListener,
     peers: Option<StaticPeers>,
     membership: Option<&'a mut Membership>,
@@ -171,12 +164,19 @@ impl<'a> EventLoop<'a> {
     }
 
     fn run(mut self) -> io::Result<LaunchResult> {
+        // Ctrl-Z before this round holds on.
+        if self.inbox.requests().is_suspended() {
+            self.ranks.suspend_or_resume_zygote(&SupervisorEvent::Suspend);
+        }
         while self.engine.report().is_none() {
             if !self.zygote().is_some_and(Zygote::is_importing)
                 && let Some(RoundAction::StartRanks) = self.phase.handle(RoundEvent::PreloadDone)
             {
                 self.launch.status.set_phase(LaunchPhase::Running);
                 self.send(SupervisorEvent::Start)?;
+                if self.inbox.requests().is_suspended() {
+                    self.send(SupervisorEvent::Suspend)?;
+                }
                 continue;
             }
             let limit = self.time_left();
@@ -184,9 +184,8 @@ impl<'a> EventLoop<'a> {
             // Before the ends of ranks: if this node was suspended, the launcher process may have killed them.
             self.check_lease()?;
             let mut tokens = self.engine.handle(tokens, &mut self.ranks)?;
-            // A sweep may have read them ahead: the descriptors are not readable any more.
-            tokens.extend(self.signals.has_read_ahead().then_some(SIGNALS));
-            tokens.extend(self.supervisor.has_read_ahead().then_some(REQUESTS));
+            // A sweep may have read it ahead: the descriptors are not readable any more.
+            tokens.extend(self.inbox.has_read_ahead().then_some(INBOX));
             for token in tokens {
                 self.handle_token(token)?;
             }
@@ -227,8 +226,7 @@ impl<'a> EventLoop<'a> {
 
     /// How long the loop may sleep; `None`: until something happens.
     fn time_left(&mut self) -> Option<Duration> {
-        let has_read_ahead = self.signals.has_read_ahead() || self.supervisor.has_read_ahead();
-        if has_read_ahead || self.ranks.followers().any(|follower| follower.has_more()) {
+        if self.inbox.has_read_ahead() || self.ranks.followers().any(|follower| follower.has_more()) {
             return Some(Duration::ZERO);
         }
         let output_at = self.ranks.followers().filter_map(|follower| follower.due()).min();
@@ -292,38 +290,9 @@ impl<'a> EventLoop<'a> {
 
     fn handle_token(&mut self, token: u64) -> io::Result<()> {
         match token {
-            SIGNALS => {
-                for signal in self.signals.drain() {
-                    if matches!(signal, libc::SIGWINCH | libc::SIGCONT) {
-                        self.ranks.resize_terminals();
-                    }
-                    if let Some(event) = self.event_of(signal, SignalRoute::Directly) {
-                        self.ranks.suspend_or_resume_zygote(&event);
-                        self.signalled(event)?;
-                    }
-                }
-                self.reap_orphans();
-                self.note_failed_ranks();
-                if let Some(RestartRequest { grace }) = self.launch.status.take_restart() {
-                    self.send(SupervisorEvent::Restart { grace })?;
-                }
-                if let Some(grace) = self.launch.status.take_grace_limit() {
-                    self.send(SupervisorEvent::LimitGrace(grace))?;
-                    self.shorten_notice(grace);
-                }
-            }
-            REQUESTS => match self.supervisor.requested() {
-                Some(requested) => {
-                    for signal in requested {
-                        if let Some(event) = self.event_of(signal, SignalRoute::Requested) {
-                            self.signalled(event)?;
-                        }
-                    }
-                }
-                None => self.engine.poll().forget(&self.supervisor.requests)?,
-            },
+            INBOX => self.handle_inbox()?,
             LAUNCHER => {
-                self.engine.poll().forget(&self.supervisor.launcher)?;
+                self.engine.poll().forget(self.inbox.launcher())?;
                 self.ranks.stop_watch.note_launcher_lost();
                 self.ranks.journal.write_later(JournalEvent::FrontLost);
                 self.send(SupervisorEvent::LauncherKilled)?;
@@ -350,17 +319,6 @@ impl<'a> EventLoop<'a> {
         if !self.engine.is_starting() {
             self.launch.reap_orphans(|pid| self.engine.owns(pid));
         }
-    }
-
-    /// What a signal means to the supervisor, noted in the journal if it means anything.
-    fn event_of(&mut self, signal: i32, route: SignalRoute) -> Option<SupervisorEvent> {
-        let event = self.requests.event(signal, route, &self.launch.forwarded_signals)?;
-        self.ranks.journal.write_later(JournalEvent::Signal { signal });
-        // Ranks that receive it too print a traceback each.
-        if matches!(event, SupervisorEvent::Stop(libc::SIGINT)) {
-            self.ranks.leave_out_interrupts();
-        }
-        Some(event)
     }
 
     fn hear_peers(&mut self) -> io::Result<()> {
@@ -395,35 +353,17 @@ impl<'a> EventLoop<'a> {
 
     /// After the last rank: sweeps, copies the rest of the logs and waits for the other nodes.
     fn finish(self) -> io::Result<LaunchResult> {
-        let Self {
-            engine,
-            mut ranks,
-            launch,
-            supervisor,
-            signals,
-            requests,
-            mut peers,
-            membership,
-            round_stop,
-            mut outcome,
-            ..
-        } = self;
+        let Self { engine, mut ranks, launch, inbox, mut peers, membership, round_stop, mut outcome, .. } = self;
         // Where nodes rendezvous, another round may follow.
         launch.status.set_phase(if membership.is_some() { LaunchPhase::Preparing } else { LaunchPhase::Ended });
         // A later round uses the same preload server.
         if let Some(zygote) = launch.zygote.as_deref().filter(|_| membership.is_none()) {
             zygote.end();
         }
-        let mut is_stopped_again = || {
-            let direct = signals.drain().into_iter().map(|signal| (signal, SignalRoute::Directly));
-            // Shared memory is removed even if the launcher process has been killed.
-            let passed_on = supervisor.requested().unwrap_or_default();
-            let all = direct.chain(passed_on.into_iter().map(|signal| (signal, SignalRoute::Requested)));
-            let events = all.filter_map(|(signal, route)| requests.event(signal, route, &launch.forwarded_signals));
-            events.filter(|event| matches!(event, SupervisorEvent::Stop(_))).count() > 0
-        };
+        // Shared memory is removed even if the launcher process has been killed.
+        let mut is_stop_pending = || inbox.is_stop_pending();
         let ((kept, readers), cgroup) = (launch.kept_in_sweep(), launch.cgroup.as_ref());
-        let swept = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again);
+        let swept = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stop_pending);
         let mut rest = match swept {
             // Another round could begin beside what is left.
             Err(error) if membership.is_some() => return Err(error.source),
@@ -436,9 +376,6 @@ impl<'a> EventLoop<'a> {
         ranks.remove_memory();
         rest.killed.append(&mut ranks.strays);
         ranks.close_outputs();
-        let is_stop = |signal: &i32| is_stop(*signal, &launch.forwarded_signals);
-        let mut give_up =
-            || signals.drain().iter().any(is_stop) || supervisor.requested().is_none_or(|s| s.iter().any(is_stop));
         // Ranks may fail because their peers are gone before the loss of these peers is seen.
         if let Some(peers) = &mut peers
             && outcome == JobOutcome::AsReported
@@ -454,19 +391,19 @@ impl<'a> EventLoop<'a> {
             .as_mut()
             .is_some_and(|peers| peers::report_end(peers, engine.report().map(|report| &report.outcome), launch.plan));
         let lost = engine.report().is_some_and(|report| report.outcome == NodeOutcome::LauncherKilled);
-        let limit = if lost || requests.is_stopped() { STOPPED_CONSOLE_PATIENCE } else { Duration::MAX };
+        let limit = if lost || inbox.requests().is_stopped() { STOPPED_CONSOLE_PATIENCE } else { Duration::MAX };
         let drained_by = clock::now().saturating_add(limit.min(launch.console_drain_timeout));
-        let wake = [signals.as_fd(), supervisor.requests.as_fd()];
+        let mut give_up = || inbox.is_stop_pending() || inbox.is_closed();
         let mut unshown = Unshown::default();
         for follower in ranks.followers() {
             let left = drained_by.saturating_sub(clock::now());
-            unshown = unshown.and(follower.finish(CONSOLE_PATIENCE, left, &wake, &mut give_up)?);
+            unshown = unshown.and(follower.finish(CONSOLE_PATIENCE, left, &inbox.descriptors(), &mut give_up)?);
         }
         let interrupted = ranks.followers().map(|follower| follower.interrupted_logs()).sum();
         ranks.finish_rotation();
         unshown = unshown.and(Unshown { logged: ranks.unshown(), is_reader_gone: false });
         if let Some(peers) = peers.as_mut().filter(|_| waits) {
-            outcome = peers::wait_for_others(peers, supervisor, signals, requests, &launch.forwarded_signals)?;
+            outcome = peers::wait_for_others(peers, inbox)?;
         }
         if let Some(peers) = &mut peers {
             peers.wait_until_learned();
@@ -479,6 +416,9 @@ impl<'a> EventLoop<'a> {
         let stopped_at = ranks.stop_words.as_ref().and_then(|words| words.stopped_at());
         if let (Some(step), JobOutcome::AsReported, NodeOutcome::Completed) = (stopped_at, &outcome, &report.outcome) {
             outcome = JobOutcome::Preempted(step);
+        }
+        if membership.is_none() {
+            outcome = launch.preempt_link.final_outcome(outcome);
         }
         let RankProcesses { processes, swept, journal, lost, .. } = ranks;
         Ok(LaunchResult {

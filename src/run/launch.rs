@@ -230,6 +230,10 @@ pub trait LaunchListener {
     fn started(&self, id: ChildId, pid: i32);
     /// The supervisor stops the job, or restarts it after this failure.
     fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>);
+    /// `rlaunch stop` has asked for the job's end.
+    fn user_stops(&self) {}
+    /// A stop signal came that is another than the first one, and changes nothing.
+    fn other_stop_signal(&self, _signal: i32, _first: i32) {}
     /// These local ranks have not ended soon after this failure; they have this time left, if there is a limit.
     fn stop_is_slow(&self, _failure: &FirstFailure, _living: &[usize], _left: Option<Duration>) {}
     /// The preload server takes long to import these modules.

@@ -7,7 +7,7 @@ use crate::model::Exit;
 use crate::rendezvous::lease::NodeLease;
 use crate::run::launch::Launch;
 use crate::run::multi_node::lease_guard::LeaseGuard;
-use crate::run::stop_requests::SchedulerSigterm;
+use crate::run::stop_requests::{StopCount, StopRoute, StopTable};
 use crate::run::sweep;
 use crate::run::sweep::job_children::JobChildren;
 use crate::run::sweep::{SweepResult, paddle_memory};
@@ -20,12 +20,13 @@ use crate::sys::process::pidfd::CollectedStatus;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn::{ForkSide, SpawnedProcess, fork_launcher, other_threads};
 use crate::sys::process::tree;
-use crate::sys::signals::{self, SignalPipe, Signals};
+use crate::sys::signals::{self, HeldStop, ReceivedSignal, SignalPipe, Signals};
 use nix::fcntl::OFlag;
-use std::cell::RefCell;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::warn;
 
@@ -41,52 +42,59 @@ pub enum ProcessSide {
 pub struct SupervisorSide {
     /// A pidfd of the launcher process, whose end ends the job.
     pub launcher: OwnedFd,
-    /// A pipe with the signals that the launcher process passes on, one byte each. A signal that is sent to both
-    /// processes (a systemd unit that stops, `pkill`) also arrives here, so the supervisor can count it once.
+    /// A pipe with the signals that the launcher process passes on. A signal that is sent to both processes (a systemd unit that
+    /// stops, `pkill`) also arrives here, so the supervisor can count it once. Only its inbox reads it (`signal_inbox.rs`).
     pub requests: OwnedFd,
-    /// Requests that `peek` has read.
-    ahead: RefCell<Vec<i32>>,
+    /// Tells the launcher process of a stop by the control socket.
+    pub notice: StopNotice,
     status: OwnedFd,
 }
 
 /// A deadline that is missed by more than this was not missed because the machine is busy.
 const SUSPENDED: Duration = Duration::from_secs(2);
 
+/// How the launcher process learns of stops that reach the supervisor process alone, which may be stuck at a disk.
+#[derive(Clone, Debug)]
+pub struct StopNotice(Arc<EventFd>);
+
+/// In the counter of a notice: the ranks have no time to end. Smaller numbers count stops with the grace period.
+const AT_ONCE: u64 = 1 << 32;
+
+impl StopNotice {
+    /// One that has not been sent.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(fd::eventfd(EfdFlags::EFD_NONBLOCK)?)))
+    }
+
+    /// A client of the control socket stops the job. `at_once`: its ranks have no time to end.
+    pub fn send(&self, at_once: bool) {
+        // It is full only if nothing reads it.
+        let _ = self.0.write(if at_once { AT_ONCE } else { 1 });
+    }
+
+    /// Whether a stop has been sent since the last call, and whether it is at once.
+    fn take(&self) -> Option<bool> {
+        self.0.read().ok().map(|sum| sum >= AT_ONCE)
+    }
+}
+
+impl AsFd for StopNotice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for StopNotice {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
 impl SupervisorSide {
-    /// The signals that the launcher process has passed on since the last call; `None` once it is gone.
-    pub fn requested(&self) -> Option<Vec<i32>> {
-        let is_open = self.read_ahead();
-        let requested = self.ahead.take();
-        (is_open || !requested.is_empty()).then_some(requested)
-    }
-
-    /// Whether one of the requests that the next `requested` returns is such a signal.
-    pub fn peek(&self, is_wanted: impl Fn(&i32) -> bool) -> bool {
-        self.read_ahead();
-        self.ahead.borrow().iter().any(is_wanted)
-    }
-
-    /// Whether `requested` returns requests although the pipe may be empty.
-    pub fn has_read_ahead(&self) -> bool {
-        !self.ahead.borrow().is_empty()
-    }
-
-    /// Whether the launcher process still has its end of the pipe.
-    fn read_ahead(&self) -> bool {
-        let mut bytes = [0; 64];
-        loop {
-            match nix::unistd::read(&self.requests, &mut bytes) {
-                Ok(0) => return false,
-                Ok(read) => self.ahead.borrow_mut().extend(bytes[..read].iter().map(|byte| i32::from(*byte))),
-                Err(_) => return true,
-            }
-        }
-    }
-
     /// One whose pipe and end of the launcher process are these.
     #[cfg(test)]
-    pub fn stub(launcher: OwnedFd, requests: OwnedFd, status: OwnedFd) -> Self {
-        Self { launcher, requests, ahead: RefCell::default(), status }
+    pub fn stub(launcher: OwnedFd, requests: OwnedFd, status: OwnedFd) -> io::Result<Self> {
+        Ok(Self { launcher, requests, notice: StopNotice::new()?, status })
     }
 
     /// Reports the exit status to the launcher process, which then need not wait until the kernel has ended this process
@@ -104,6 +112,10 @@ pub struct LauncherSide {
     status: OwnedFd,
     /// A pipe for signals that the supervisor process has to act on.
     requests: OwnedFd,
+    /// Stops by the control socket.
+    notice: StopNotice,
+    /// Ctrl-Z, unless it is ignored.
+    held: Option<HeldStop>,
     /// Whether SIGWINCH means nothing else than a new window size.
     resizes: bool,
     /// Whether other programs' processes may become children of this one: it had children before (`exec python -m rlaunch` in a shell
@@ -137,13 +149,12 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     tree::become_subreaper()?;
     let own = std::process::id() as i32;
     let has_strangers = own == 1 || !tree::children(own).is_empty();
-    for signal in [libc::SIGCHLD, libc::SIGTSTP] {
-        signals.install_one(signal);
-    }
+    signals.install_one(libc::SIGCHLD);
     let resizes = signals.install_one(libc::SIGWINCH);
     let (status, report) = fd::pipe(OFlag::O_NONBLOCK)?;
     let (requested, requests) = fd::pipe(OFlag::O_NONBLOCK)?;
-    let signal_pipe = SignalPipe::new()?;
+    let (signal_pipe, notice) = (SignalPipe::new()?, StopNotice::new()?);
+    let held = HeldStop::new()?;
     // Until the supervisor process uses a signal pipe of its own, the launcher process would read its signals.
     let blocked = signals::block_all();
     let threads = other_threads();
@@ -155,17 +166,31 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
         );
     }
     match fork_launcher()? {
-        ForkSide::Parent(supervisor) => {
-            Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, resizes, has_strangers }))
-        }
+        ForkSide::Parent(supervisor) => Ok(ProcessSide::Launcher(LauncherSide {
+            supervisor,
+            status,
+            requests,
+            notice,
+            held,
+            resizes,
+            has_strangers,
+        })),
         ForkSide::Child { parent } => {
             // As in the launcher process, where it has not failed.
             let _ = tree::become_subreaper();
-            signals.install_one(libc::SIGCONT);
             signals.replace_pipe(signal_pipe);
+            // By these the launcher process passes Ctrl-Z on.
+            for signal in [libc::SIGCONT, libc::SIGTSTP] {
+                signals.install_one(signal);
+            }
             drop(blocked);
-            let (requests, ahead) = (requested, RefCell::default());
-            Ok(ProcessSide::Supervisor(SupervisorSide { launcher: parent, requests, ahead, status: report }))
+            signals::unblock(&[libc::SIGCONT, libc::SIGTSTP]);
+            Ok(ProcessSide::Supervisor(SupervisorSide {
+                launcher: parent,
+                requests: requested,
+                notice,
+                status: report,
+            }))
         }
     }
 }
@@ -183,18 +208,24 @@ impl LauncherSide {
         const SIGNALS: u64 = 1;
         const STATUS: u64 = 2;
         const LEASE: u64 = 3;
+        const HELD: u64 = 4;
+        const NOTICE: u64 = 5;
         let poll = Poller::new()?;
         let supervisor = self.supervisor.pidfd.as_fd();
         poll.readable(supervisor, ENDED)?;
         poll.readable(signals, SIGNALS)?;
         poll.readable(&self.status, STATUS)?;
+        poll.readable(&self.notice, NOTICE)?;
+        if let Some(held) = &self.held {
+            poll.readable(held, HELD)?;
+        }
         let guard = lease.map(|lease| LeaseGuard::new(lease, &self.supervisor)).transpose()?;
         if let (Some(lease), Some(guard)) = (lease, &guard) {
             poll.readable(guard, LEASE)?;
             poll.readable(lease, LEASE)?;
         }
-        let (mut stops, mut deadline) = (0, None::<Duration>);
-        let mut sigterm = SchedulerSigterm::new(launch.policy.same_sigterm);
+        let (mut stops, mut deadline) = (StopTable::new(launch.policy.same_sigterm), None::<Duration>);
+        let earlier = |deadline: Option<Duration>, at: Duration| Some(deadline.map_or(at, |earlier| earlier.min(at)));
         loop {
             let ready = poll.wait(deadline.map(|at| at.saturating_sub(clock::now())))?;
             // First of all, also after a pause of this process.
@@ -207,30 +238,34 @@ impl LauncherSide {
                 }
                 poll.forget(&self.status)?;
             }
-            for signal in signals.drain() {
+            if let Some(held) = self.held.as_ref().filter(|_| ready.contains(&HELD)) {
+                self.send(libc::SIGTSTP);
+                let asleep = clock::now();
+                held.stop_self();
+                self.send(libc::SIGCONT);
+                deadline = deadline.map(|at| at + clock::now().saturating_sub(asleep));
+            }
+            if let Some(at_once) = self.notice.take() {
+                let grace = if at_once { Duration::ZERO } else { launch.policy.grace };
+                deadline = earlier(deadline, clock::now().saturating_add(grace + STUCK));
+            }
+            for received @ ReceivedSignal { signal, at } in signals.drain() {
                 match signal {
-                    // Orphans are reparented to this process if it is PID 1 or the supervisor process is gone.
-                    libc::SIGCHLD if self.has_strangers => {
+                    // Orphans are reparented to this process if it is PID 1 or the supervisor process is gone; 0: some are left.
+                    libc::SIGCHLD | 0 if self.has_strangers => {
                         sweep::reap_strangers(|pid| pid == self.supervisor.pid);
                     }
-                    libc::SIGCHLD => sweep::reap_orphans(|pid| pid == self.supervisor.pid),
-                    libc::SIGTSTP => {
-                        self.send(libc::SIGTSTP);
-                        let asleep = clock::now();
-                        signals.stop_self();
-                        self.send(libc::SIGCONT);
-                        deadline = deadline.map(|at| at + clock::now().saturating_sub(asleep));
-                    }
+                    libc::SIGCHLD | 0 => sweep::reap_orphans(|pid| pid == self.supervisor.pid),
                     libc::SIGWINCH if self.resizes => self.send(signal),
-                    signal if sigterm.repeats(signal, clock::now()) => {}
-                    signal => {
-                        self.request(signal);
+                    _ => {
+                        self.request(received);
                         if !launch.forwarded_signals.contains(&signal) {
-                            // The second stop signal ends the grace period.
-                            let grace = if stops == 0 { launch.policy.grace } else { Duration::ZERO };
-                            let at = clock::now().saturating_add(grace + STUCK);
-                            deadline = Some(deadline.map_or(at, |earlier| earlier.min(at)));
-                            stops += 1;
+                            let grace = match stops.count(signal, StopRoute::PassedOn, at) {
+                                StopCount::First => launch.policy.grace,
+                                StopCount::Again => Duration::ZERO,
+                                StopCount::Same | StopCount::Other => continue,
+                            };
+                            deadline = earlier(deadline, at.saturating_add(grace + STUCK));
                         }
                     }
                 }
@@ -302,8 +337,8 @@ impl LauncherSide {
         let _ = pidfd::send_signal(self.supervisor.pidfd.as_fd(), signal);
     }
 
-    fn request(&self, signal: i32) {
+    fn request(&self, received: ReceivedSignal) {
         // The same; or the pipe is full because it has not read for long: then it is stuck.
-        let _ = nix::unistd::write(&self.requests, &[signal as u8]);
+        let _ = nix::unistd::write(&self.requests, &received.to_bytes());
     }
 }

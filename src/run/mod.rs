@@ -17,6 +17,7 @@ pub mod rank_state;
 pub mod ranks;
 pub mod record;
 pub mod sampling;
+pub mod signal_inbox;
 pub mod stacks;
 pub mod stop_requests;
 pub mod sweep;

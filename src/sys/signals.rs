@@ -1,13 +1,17 @@
-//! Signal handling of the launcher: handlers write the signal number to a pipe, which the event loop reads. Dropping
+//! Signal handling of the launcher: handlers write the signal and its time to a pipe, which the event loop reads. Dropping
 //! `Signals` restores the previous actions.
 
+use crate::sys::clock;
 use nix::fcntl::OFlag;
-use std::cell::RefCell;
+use nix::unistd::{getpgrp, tcgetpgrp};
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
 /// Signals that ask the job to stop.
 pub const STOP: [i32; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGABRT];
@@ -23,16 +27,73 @@ pub const BLOCKED_IN_LAUNCHER: [i32; 1] = [libc::SIGTTOU];
 
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
+/// A signal that a process has received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceivedSignal {
+    /// The signal.
+    pub signal: i32,
+    /// When its handler ran (`clock::now`), however late the event loop reads it.
+    pub at: Duration,
+}
+
+/// Bytes of a signal in a pipe. Writes of up to PIPE_BUF bytes are atomic (pipe(7)), so a read of a multiple returns whole signals.
+const RECORD: usize = 16;
+
+impl ReceivedSignal {
+    /// As it is written to a pipe.
+    pub fn to_bytes(self) -> [u8; RECORD] {
+        let mut bytes = [0; RECORD];
+        bytes[..8].copy_from_slice(&i64::from(self.signal).to_ne_bytes());
+        bytes[8..].copy_from_slice(&(self.at.as_nanos() as u64).to_ne_bytes());
+        bytes
+    }
+
+    /// Reads what has been written to a nonblocking pipe. The second value is false once the pipe has no writer any more.
+    pub fn read_all(pipe: impl AsFd) -> (Vec<Self>, bool) {
+        let (mut received, mut buffer) = (Vec::new(), [0; 64 * RECORD]);
+        loop {
+            match nix::unistd::read(&pipe, &mut buffer) {
+                Ok(0) => return (received, false),
+                Ok(read) => received.extend(buffer[..read].chunks_exact(RECORD).map(Self::from_bytes)),
+                Err(_) => return (received, true),
+            }
+        }
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let number = |range: std::ops::Range<usize>| bytes[range].try_into().map_or(0, u64::from_ne_bytes);
+        Self { signal: number(0..8) as i32, at: Duration::from_nanos(number(8..RECORD)) }
+    }
+}
+
 extern "C" fn on_signal(signal: libc::c_int) {
     let fd = PIPE.load(Ordering::Relaxed);
-    let byte = signal as u8;
-    // SAFETY: write(2) is async-signal-safe; `byte` outlives the call; errno is restored. If the pipe is full the byte is
-    // dropped, and the loop has many others to read.
+    // SAFETY: clock_gettime(2) and write(2) are async-signal-safe; `record` outlives the call; errno is restored. If the pipe is
+    // full the record is dropped, and the loop has many others to read.
     unsafe {
         let errno = *libc::__errno_location();
-        libc::write(fd, ptr::from_ref(&byte).cast(), 1);
+        let record = ReceivedSignal { signal, at: clock::now() }.to_bytes();
+        libc::write(fd, record.as_ptr().cast(), record.len());
         *libc::__errno_location() = errno;
     }
+}
+
+/// The action of a signal.
+fn action_of(signal: i32) -> Option<libc::sigaction> {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: a null new action only reads the old one into `action`, which is plain data.
+    unsafe { (libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) == 0).then(|| action.assume_init()) }
+}
+
+fn is_ignored(signal: i32) -> bool {
+    action_of(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN)
+}
+
+/// Whether Ctrl-C in the terminal reaches this process. A shell without job control ignores SIGINT in `command &`, but leaves it in
+/// the group of its script: if SIGHUP is not ignored as well (nohup), Ctrl-C is meant for the command too.
+fn is_in_foreground() -> bool {
+    let terminal = File::options().read(true).custom_flags(libc::O_NOCTTY).open("/dev/tty");
+    terminal.is_ok_and(|terminal| tcgetpgrp(terminal) == Ok(getpgrp()))
 }
 
 /// A pipe that the handlers write to.
@@ -61,8 +122,6 @@ fn handled() -> libc::sigaction {
 /// The installed handlers. Signals that were ignored before (nohup, `cmd &` in a script) stay ignored.
 pub struct Signals {
     pipe: SignalPipe,
-    /// Signals that `peek` has read.
-    ahead: RefCell<Vec<i32>>,
     old: Vec<(i32, libc::sigaction)>,
     ignored: Vec<i32>,
 }
@@ -72,9 +131,10 @@ impl Signals {
     pub fn install() -> io::Result<Self> {
         let pipe = SignalPipe::new()?;
         PIPE.store(pipe.write.as_raw_fd(), Ordering::Relaxed);
-        let mut signals = Self { pipe, ahead: RefCell::default(), old: Vec::new(), ignored: Vec::new() };
+        let mut signals = Self { pipe, old: Vec::new(), ignored: Vec::new() };
+        let is_background_job = is_ignored(libc::SIGINT) && !is_ignored(libc::SIGHUP) && is_in_foreground();
         for signal in STOP.into_iter().chain(NOTIFY) {
-            signals.install_one(signal);
+            signals.install_unless(signal, !(signal == libc::SIGINT && is_background_job));
         }
         Ok(signals)
     }
@@ -84,30 +144,29 @@ impl Signals {
     pub fn stub() -> io::Result<(Self, OwnedFd)> {
         let pipe = SignalPipe::new()?;
         let write = pipe.write.try_clone()?;
-        Ok((Self { pipe, ahead: RefCell::default(), old: Vec::new(), ignored: Vec::new() }, write))
+        Ok((Self { pipe, old: Vec::new(), ignored: Vec::new() }, write))
     }
 
-    /// Installs the handler of one more signal, unless it was ignored before. SIGCHLD is always handled: while it is
-    /// ignored, the exit status of children is lost (waitpid(2)). Returns false if it was handled or ignored.
+    /// Installs the handler of one more signal, unless it was ignored before, and unblocks it: a parent may have blocked it (Ray does
+    /// so). SIGCHLD is always handled: while it is ignored, the exit status of children is lost (waitpid(2)). Returns false if it was
+    /// handled or ignored.
     pub fn install_one(&mut self, signal: i32) -> bool {
-        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: a null new action only reads the old one into `before`, which is plain data; the handler of the new action
-        // is async-signal-safe.
-        unsafe {
-            if libc::sigaction(signal, ptr::null(), before.as_mut_ptr()) != 0 {
-                return false;
-            }
-            let before = before.assume_init();
-            let handler = before.sa_sigaction;
-            let keep = handler == libc::SIG_IGN && signal != libc::SIGCHLD;
-            self.ignored.extend(keep.then_some(signal));
-            let installed =
-                !keep && handler != handled().sa_sigaction && libc::sigaction(signal, &handled(), ptr::null_mut()) == 0;
-            if installed {
-                self.old.push((signal, before));
-            }
-            installed
+        self.install_unless(signal, signal != libc::SIGCHLD)
+    }
+
+    /// The same. `if_ignored`: whether an ignored signal stays so.
+    fn install_unless(&mut self, signal: i32, if_ignored: bool) -> bool {
+        let Some(before) = action_of(signal) else { return false };
+        let keep = if_ignored && before.sa_sigaction == libc::SIG_IGN;
+        self.ignored.extend(keep.then_some(signal));
+        let is_new = !keep && before.sa_sigaction != handled().sa_sigaction;
+        // SAFETY: the handler of the new action is async-signal-safe.
+        let installed = is_new && unsafe { libc::sigaction(signal, &handled(), ptr::null_mut()) } == 0;
+        if installed {
+            self.old.push((signal, before));
+            unblock(&[signal]);
         }
+        installed
     }
 
     /// Whether a signal has no handler because it was ignored before.
@@ -121,61 +180,81 @@ impl Signals {
         self.pipe = pipe;
     }
 
-    /// The signals that arrived since the last call, in order.
-    pub fn drain(&self) -> Vec<i32> {
-        self.read_ahead();
-        self.ahead.take()
+    /// The signals that arrived since the last call, in order. Signal 0: `wake`. In the supervisor process only its inbox may call it
+    /// (`run/signal_inbox.rs`), which forgets none.
+    pub fn drain(&self) -> Vec<ReceivedSignal> {
+        ReceivedSignal::read_all(&self.pipe.read).0
     }
+}
 
-    /// Whether one of the signals that the next `drain` returns is such a signal.
-    pub fn peek(&self, is_wanted: impl Fn(&i32) -> bool) -> bool {
-        self.read_ahead();
-        self.ahead.borrow().iter().any(is_wanted)
-    }
+/// SIGTSTP, blocked, so that it stays pending until this process stops by it. A SIGCONT that comes before discards it (signal(7)): with
+/// a handler, the process would stop after it, for good.
+pub struct HeldStop(OwnedFd);
 
-    /// Whether `drain` returns signals although the pipe may be empty.
-    pub fn has_read_ahead(&self) -> bool {
-        !self.ahead.borrow().is_empty()
-    }
-
-    fn read_ahead(&self) {
-        let mut buffer = [0u8; 64];
-        while let Ok(n @ 1..) = nix::unistd::read(&self.pipe.read, &mut buffer) {
-            self.ahead.borrow_mut().extend(buffer[..n].iter().map(|&b| i32::from(b)));
+impl HeldStop {
+    /// Blocks the signal in this thread; `None` if it is ignored.
+    pub fn new() -> io::Result<Option<Self>> {
+        if is_ignored(libc::SIGTSTP) {
+            return Ok(None);
         }
+        let set = set_of(&[libc::SIGTSTP]);
+        // SAFETY: the set is a local value; the descriptor is new and has no other owner.
+        let fd = unsafe {
+            match libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
+                -1 => return Err(io::Error::last_os_error()),
+                fd => OwnedFd::from_raw_fd(fd),
+            }
+        };
+        block(&[libc::SIGTSTP]);
+        Ok(Some(Self(fd)))
     }
 
-    /// Performs the default action of SIGTSTP: stops this process until it is continued. Returns at once in an orphaned
-    /// process group, in which the kernel discards the signal (setpgid(2)).
+    /// Lets the default action stop this process until it is continued. Returns at once if the signal is not pending any more, and in
+    /// an orphaned process group, in which the kernel discards it (setpgid(2)).
     pub fn stop_self(&self) {
-        // SAFETY: plain data and integers; our handler is installed again.
-        unsafe {
-            let mut default: libc::sigaction = std::mem::zeroed();
-            default.sa_sigaction = libc::SIG_DFL;
-            libc::sigaction(libc::SIGTSTP, &default, ptr::null_mut());
-            libc::raise(libc::SIGTSTP);
-            libc::sigaction(libc::SIGTSTP, &handled(), ptr::null_mut());
-        }
+        unblock(&[libc::SIGTSTP]);
+        block(&[libc::SIGTSTP]);
     }
 }
 
-/// Wakes the event loop of this process, from any thread, by a signal that means nothing else to it.
-pub fn wake() {
-    // SAFETY: kill and getpid on integers.
-    unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) };
+impl AsFd for HeldStop {
+    /// Readable while the signal is pending (signalfd(2)).
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
-/// Unblocks signals with which this process was started blocked.
-pub fn unblock(signals: &[i32]) {
-    // SAFETY: `set` is local plain data.
+/// Wakes the event loop of this process, from any thread that has `wake_descriptor`. No signal: those of the process may be blocked.
+pub fn wake() {
+    on_signal(0);
+}
+
+/// The descriptor that `wake` writes to, for threads with a table of descriptors of their own.
+pub fn wake_descriptor() -> RawFd {
+    PIPE.load(Ordering::Relaxed)
+}
+
+fn set_of(signals: &[i32]) -> libc::sigset_t {
+    // SAFETY: `set` is local plain data; an invalid signal number is an error without effect.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         for signal in signals {
             libc::sigaddset(&mut set, *signal);
         }
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
+        set
     }
+}
+
+/// Unblocks signals with which this process was started blocked.
+pub fn unblock(signals: &[i32]) {
+    // SAFETY: the set is a local value.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set_of(signals), ptr::null_mut()) };
+}
+
+fn block(signals: &[i32]) {
+    // SAFETY: the set is a local value.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set_of(signals), ptr::null_mut()) };
 }
 
 /// Keeps all signals blocked until it is dropped.
@@ -221,20 +300,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_that_was_read_ahead_is_returned_once() -> io::Result<()> {
+    fn signals_are_read_in_order_with_the_times_of_their_handlers() -> io::Result<()> {
         let signals = Signals::install()?;
-        let is_stop_waiting = || signals.peek(|signal| STOP.contains(signal));
-        // SAFETY: the handler is installed.
-        unsafe { libc::raise(libc::SIGUSR1) };
-        assert!(!is_stop_waiting() && signals.has_read_ahead(), "a signal that is forwarded");
-        // SAFETY: the same.
-        unsafe { libc::raise(libc::SIGTERM) };
-        assert!(is_stop_waiting() && is_stop_waiting());
-        // SAFETY: the same.
-        unsafe { libc::raise(libc::SIGUSR2) };
-        assert_eq!(signals.drain(), [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR2]);
-        assert!(!is_stop_waiting() && !signals.has_read_ahead());
-        assert_eq!(signals.drain(), Vec::<i32>::new());
+        let before = clock::now();
+        // SAFETY: the handlers are installed.
+        unsafe { (libc::raise(libc::SIGUSR1), libc::raise(libc::SIGTERM)) };
+        wake();
+        let received = signals.drain();
+        assert_eq!(received.iter().map(|one| one.signal).collect::<Vec<_>>(), [libc::SIGUSR1, libc::SIGTERM, 0]);
+        assert!(
+            received.is_sorted_by_key(|one| one.at)
+                && received.iter().all(|one| one.at >= before && one.at <= clock::now())
+        );
+        assert_eq!(signals.drain(), []);
         Ok(())
     }
 }

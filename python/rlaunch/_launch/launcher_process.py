@@ -15,7 +15,9 @@ from .status_pipe import VARIABLE
 # interpreter is still starting (signals are blocked then); it has ended by itself after at most 10.
 _TAKES_SIGNAL = 0.5
 _ENDS = 15.0
-# Seconds within which Slurm repeats its SIGTERM, as in src/cli/node/slurm.rs. The launcher knows it too.
+# Seconds within which the same signal is the same request, as in src/run/stop_requests.rs, and within which
+# Slurm repeats its SIGTERM, as in src/cli/node/slurm.rs. The launcher knows both too.
+_SAME_REQUEST = 1.5
 _REPEATS = 5.0
 # Seconds between two attempts after several errors.
 _PAUSE = 0.05
@@ -129,7 +131,8 @@ class _Launcher:
         self.record = bytearray()
         self.status: int | None = None
         self._requests = 0
-        self._first_sigterm: float | None = None
+        # When each signal was passed on first (time.monotonic).
+        self._first: dict[int, float] = {}
         # When the launcher is checked next, and when it has to have ended (time.monotonic).
         self._deadline: float | None = None
         self._end_at = 0.0
@@ -200,7 +203,7 @@ class _Launcher:
             raise interrupted
 
     def _request_stop(self, error: BaseException) -> None:
-        """Passes a request to stop on. The launcher kills the ranks at the second one."""
+        """Passes a request to stop on. The launcher kills the ranks at the same signal again."""
         import signal
 
         if isinstance(error, _SignalReceived):
@@ -208,19 +211,17 @@ class _Launcher:
         else:
             number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         self._process.signal(number)
-        now = time.monotonic()
-        if isinstance(error, _SignalReceived) and number == signal.SIGTERM and self._is_repeated(now):
-            return
         self._requests += 1
-        if self._requests == 2:
+        now = time.monotonic()
+        if self._deadline is None and self._is_again(number, now):
             self._deadline, self._end_at = now + _TAKES_SIGNAL, now + _ENDS
 
-    def _is_repeated(self, now: float) -> bool:
-        """Whether this SIGTERM is one with which Slurm repeats the first."""
-        if self._first_sigterm is None:
-            self._first_sigterm = now
-            return False
-        return "SLURM_JOB_ID" in os.environ and now - self._first_sigterm < _REPEATS
+    def _is_again(self, number: int, now: float) -> bool:
+        """Whether this is an earlier signal again, at human speed: the launcher kills the ranks then."""
+        import signal
+
+        is_repeated = number == signal.SIGTERM and "SLURM_JOB_ID" in os.environ
+        return now - self._first.setdefault(number, now) >= (_REPEATS if is_repeated else _SAME_REQUEST)
 
     def _enforce_deadline(self) -> bool:
         """Kills a launcher that does not act on the second request; False: its supervisor does not either."""

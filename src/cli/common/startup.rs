@@ -7,12 +7,12 @@ use crate::plan::env::nested::{OuterLauncher, without_outer_exports};
 use crate::run::launch::OWN_VARS;
 use crate::spec::options::{Deprecation, EnvVars, Opt};
 use crate::sys::io::console;
-use crate::sys::signals::{self, BLOCKED_AT_START, Signals};
+use crate::sys::signals::Signals;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
-use tracing::info;
+use tracing::{info, warn};
 
 /// Runs a launcher and returns its exit status. `status_fd`: the write end of the status pipe, or negative.
 pub fn run_launcher(
@@ -26,18 +26,22 @@ pub fn run_launcher(
         Ok(signals) => ManuallyDrop::new(signals),
         Err(error) => return status_pipe.fail(&CliError::SignalHandlers(error)),
     };
-    if status_pipe.is_read() {
-        signals::unblock(&BLOCKED_AT_START);
-    }
     match body(&mut signals, &mut status_pipe) {
         Ok(status) => status,
         Err(error) => status_pipe.fail(&error),
     }
 }
 
-/// Logs that SIGINT is ignored, as by `command &` in a script, where no terminal shows that Ctrl-C has no effect.
-pub fn log_ignored_interrupt(signals: &Signals) {
-    if signals.is_ignored(libc::SIGINT) && !std::io::stderr().is_terminal() {
+/// Logs which signals cannot stop the job because this launcher was started with them ignored: SIGINT as by `command &` in a script,
+/// where no terminal shows that Ctrl-C has no effect, and SIGTERM, by which containers and schedulers stop jobs.
+pub fn log_ignored_stops(signals: &Signals) {
+    if signals.is_ignored(libc::SIGTERM) {
+        warn!(
+            "SIGTERM is ignored, as it was when this launcher started, so it does not stop the job (`docker stop`, Kubernetes and Slurm \
+             send it); remove `trap '' TERM` from what starts this launcher, or stop the job by `rlaunch stop`"
+        );
+    }
+    if signals.is_ignored(libc::SIGINT) && !signals.is_ignored(libc::SIGTERM) && !std::io::stderr().is_terminal() {
         info!("SIGINT is ignored, as it was when this launcher started; SIGTERM stops the job");
     }
 }

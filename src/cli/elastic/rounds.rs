@@ -26,7 +26,6 @@ use crate::run::control::server::ControlServer;
 use crate::run::event_loop::OtherNodes;
 use crate::run::launch::{Launch, LaunchRound, ShownRanks};
 use crate::run::launch_result::LaunchResult;
-use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::{JobOutcome, node_word};
 use crate::run::multi_node::membership::{Membership, RoundStop};
 use crate::run::output::log_files;
@@ -35,8 +34,8 @@ use crate::run::record::job_culprit;
 use crate::run::record::journal;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::record::result;
+use crate::run::signal_inbox::SignalInbox;
 use crate::supervise::NodeOutcome;
-use crate::sys::signals::Signals;
 use serde_json::Value;
 use std::mem;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -60,25 +59,24 @@ struct Job<'a> {
     launch: &'a Launch<'a>,
     rounds: &'a dyn RoundFrontend,
     frontend: &'a dyn Frontend,
-    supervisor: &'a SupervisorSide,
-    signals: &'a Signals,
+    inbox: &'a SignalInbox<'a>,
 }
 
 /// Runs this node's part of all rounds, under `lease`. Returns the exit status and the content of `result.json`.
 pub fn run_rounds(
     launch: &Launch<'_>,
     (rounds, lease, control): (&dyn RoundFrontend, &Arc<NodeLease>, Option<&ControlServer>),
-    supervisor: &SupervisorSide,
-    signals: &Signals,
+    inbox: &SignalInbox<'_>,
     frontend: &dyn Frontend,
 ) -> Result<(i32, Value), CliError> {
-    let job = Job { launch, rounds, frontend, supervisor, signals };
+    let job = Job { launch, rounds, frontend, inbox };
     // A node that joins a running job stops it.
     preflight::check_interpreter(&launch.program).map_err(CliError::Preflight)?;
-    let journal = job_record::open_journal(launch, true, frontend)?;
-    let mut wait = RoundWait::new(launch, supervisor, signals, rounds);
+    let mut journal = job_record::open_journal(launch, true, frontend)?;
+    let mut wait = RoundWait::new(launch, inbox, rounds);
     let joined = rounds.join(lease, &mut |time| wait.pause(time));
-    if let Some(signal) = wait.requests.stopped_by() {
+    wait.record(&mut journal);
+    if let Some(signal) = wait.stopped_by() {
         return Ok(record_without_ranks(launch, &JobOutcome::Stopped(signal), journal, frontend));
     }
     match joined? {
@@ -96,8 +94,8 @@ pub fn run_rounds(
             let this = launch.for_round(&plan, shown, store, (None, 0));
             frontend.before_ranks(&this);
             frontend.before_first_rank(&this);
-            let (with, listener) = ((signals, &mut wait.requests), EngineListener { frontend, launch: &this });
-            let ran = run::event_loop::run(&this, OtherNodes::None, supervisor, with, journal, &listener);
+            let listener = EngineListener { frontend, launch: &this };
+            let ran = run::event_loop::run(&this, OtherNodes::None, inbox, journal, &listener);
             let mut launched = ran.map_err(CliError::EventLoop)?;
             let status = job_record::decide_exit_status(&this, &mut launched, frontend);
             Ok(job_record::record_end(&this, launched, status, None, frontend))
@@ -129,7 +127,7 @@ impl Job<'_> {
         mut wait: RoundWait<'_>,
         mut journal: Journal,
     ) -> Result<(i32, Value), CliError> {
-        let Job { launch, rounds, frontend, supervisor, signals } = *self;
+        let Job { launch, rounds, frontend, inbox } = *self;
         let mut last: Option<RoundResult> = None;
         // A failure here after which all ranks start again. The other nodes learn of it from the round's end.
         let mut failed: Option<RankFailure> = None;
@@ -205,9 +203,9 @@ impl Job<'_> {
             if attempt == 0 {
                 frontend.before_first_rank(&this);
             }
-            let (with, listener) = ((signals, &mut wait.requests), EngineListener { frontend, launch: &this });
+            let listener = EngineListener { frontend, launch: &this };
             let others = OtherNodes::InRounds(&mut membership);
-            let ran = run::event_loop::run(&this, others, supervisor, with, mem::take(&mut journal), &listener);
+            let ran = run::event_loop::run(&this, others, inbox, mem::take(&mut journal), &listener);
             let mut launched = ran.map_err(CliError::EventLoop)?;
             journal = mem::take(&mut launched.journal);
             if let Some(last) = last.take() {
@@ -224,7 +222,7 @@ impl Job<'_> {
                     failed = Some(failure.clone());
                     Continue(NodeStatus::Failed { round: number, failure })
                 }
-                _ => after_round(number, &launched, wait.requests.stopped_by(), &membership),
+                _ => after_round(number, &launched, wait.stopped_by(), &membership),
             };
             let why = launched.round_stop.as_ref().map(outcome_text::of_round_stop);
             journal.write(JournalEvent::RoundEnded {
@@ -245,6 +243,7 @@ impl Job<'_> {
             (JobOutcome::Ended(JobEnd::Completed), Some(step)) if !was_in_last => JobOutcome::Preempted(step),
             (outcome, _) => outcome,
         };
+        let outcome = launch.preempt_link.final_outcome(outcome);
         match last {
             Some(ran) => {
                 let launched = LaunchResult { journal, ..ran.launched };
@@ -252,7 +251,7 @@ impl Job<'_> {
                 let outcome = match (outcome, failed) {
                     // Those of other nodes stopped at the same step, or had ended before.
                     (JobOutcome::Ended(JobEnd::Completed), _) if was_in_last && is_preempted(&launched) => {
-                        launched.outcome.clone()
+                        launch.preempt_link.final_outcome(launched.outcome.clone())
                     }
                     // Excluded: its own failure is what it reports.
                     (JobOutcome::Refused(why), Some(failure)) => {

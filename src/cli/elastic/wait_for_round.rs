@@ -3,18 +3,17 @@
 use crate::cli::common::message::print_notice;
 use crate::cli::elastic::participants::describe_wait;
 use crate::cli::elastic::round_frontend::RoundFrontend;
+use crate::cli::node::progress_messages;
 use crate::protocol::{JobPhase, JobState, NodeStatus, NodeStep};
 use crate::run::launch::Launch;
-use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::Membership;
 use crate::run::record::journal::{Journal, JournalEvent};
-use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::run::signal_inbox::SignalInbox;
+use crate::run::stop_requests::{Arrival, StopRoute};
 use crate::run::zygote::ZygoteEvent;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
-use crate::sys::signals::Signals;
-use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 use tracing::info;
@@ -36,47 +35,46 @@ pub enum WaitResult {
 /// A wait for the rounds of one job.
 pub struct RoundWait<'a> {
     launch: &'a Launch<'a>,
-    supervisor: &'a SupervisorSide,
-    signals: &'a Signals,
-    forwarded: &'a BTreeSet<i32>,
-    /// The stop requests so far.
-    pub requests: StopRequests,
+    inbox: &'a SignalInbox<'a>,
     frontend: &'a dyn RoundFrontend,
-    launcher_killed: bool,
+    /// What has come and is not in the journal yet.
+    unrecorded: Vec<Arrival>,
 }
 
 const MEMBERSHIP: u64 = 0;
-const SIGNALS: u64 = 1;
+const INBOX: u64 = 1;
 const LAUNCHER: u64 = 2;
-const REQUESTS: u64 = 3;
-const PRELOAD: (u64, u64) = (4, 5);
+const PRELOAD: (u64, u64) = (3, 4);
 
 impl<'a> RoundWait<'a> {
-    /// A wait with nothing requested so far.
-    pub fn new(
-        launch: &'a Launch<'a>,
-        supervisor: &'a SupervisorSide,
-        signals: &'a Signals,
-        frontend: &'a dyn RoundFrontend,
-    ) -> Self {
-        let (forwarded, requests) = (&launch.forwarded_signals, StopRequests::default());
-        Self { launch, supervisor, signals, forwarded, requests, frontend, launcher_killed: false }
+    /// A wait beside this inbox.
+    pub fn new(launch: &'a Launch<'a>, inbox: &'a SignalInbox<'a>, frontend: &'a dyn RoundFrontend) -> Self {
+        Self { launch, inbox, frontend, unrecorded: Vec::new() }
     }
 
-    /// Takes in signals and requests. Returns whether the job may continue: no stop was requested.
+    /// The signal that stops this node, if one has come.
+    pub fn stopped_by(&self) -> Option<i32> {
+        self.inbox.requests().stopped_by()
+    }
+
+    /// Takes in signals and requests. Returns whether the job may continue: no stop was requested. A stop and a suspension are
+    /// remembered by the inbox; other signals have no rank to be forwarded to.
     pub fn may_continue(&mut self) -> bool {
-        let mut received: Vec<(i32, SignalRoute)> =
-            self.signals.drain().into_iter().map(|signal| (signal, SignalRoute::Directly)).collect();
+        for arrival in self.inbox.take() {
+            if arrival.route == StopRoute::User && self.launch.preempt_link.note_users_stop() {
+                progress_messages::print_users_stop();
+            }
+            self.unrecorded.push(arrival);
+        }
         self.launch.reap_orphans(|_| false);
-        match self.supervisor.requested() {
-            Some(asked) => received.extend(asked.into_iter().map(|signal| (signal, SignalRoute::Requested))),
-            None => self.launcher_killed = true,
+        self.stopped_by().is_none() && !self.inbox.is_closed()
+    }
+
+    /// Writes to the journal what has come and means something.
+    pub fn record(&mut self, journal: &mut Journal) {
+        for arrival in self.unrecorded.drain(..).filter(|one| one.event.is_some() || one.count.is_some()) {
+            journal.write(JournalEvent::signal(&arrival));
         }
-        for (signal, route) in received {
-            // A stop is remembered. Other signals have no rank to be forwarded to.
-            self.requests.event(signal, route, self.forwarded);
-        }
-        self.requests.stopped_by().is_none() && !self.launcher_killed
     }
 
     /// The same, after a wait of at most `time` for a signal or a request.
@@ -96,13 +94,11 @@ impl<'a> RoundWait<'a> {
         if self.may_continue() {
             return None;
         }
-        Some(self.requests.stopped_by().map_or(JobOutcome::LauncherKilled, JobOutcome::Stopped))
+        Some(self.stopped_by().map_or(JobOutcome::LauncherKilled, JobOutcome::Stopped))
     }
 
     fn watch_requests(&self, poll: &Poller) -> io::Result<()> {
-        poll.readable(self.signals, SIGNALS)?;
-        poll.readable(&self.supervisor.launcher, LAUNCHER)?;
-        poll.readable(&self.supervisor.requests, REQUESTS)
+        self.inbox.watch(poll, (INBOX, LAUNCHER))
     }
 
     fn poller(&self, membership: &Membership) -> io::Result<Poller> {
@@ -138,12 +134,13 @@ impl<'a> RoundWait<'a> {
         let began = clock::now();
         let mut next_notice = began + FIRST_NOTICE;
         loop {
-            if let Some(outcome) = self.stop_outcome() {
+            let stop = self.stop_outcome();
+            self.record(journal);
+            if let Some(outcome) = stop {
                 return Ok(WaitResult::Ended(outcome));
             }
-            if self.requests.take_forgiven() {
+            if self.inbox.requests_mut().take_forgiven() {
                 info!("received SIGTERM: the ranks of this node have stopped already, by a notice of preemption");
-                journal.write(JournalEvent::Signal { signal: libc::SIGTERM });
             }
             let participants = membership.receive();
             match membership.step() {

@@ -5,6 +5,7 @@ use crate::cli::common::message::print_notice;
 use crate::cli::elastic::outcome_text;
 use crate::cli::node::build_failure_report::ReportContext;
 use crate::cli::node::progress_messages;
+use crate::model::exit::signal_label;
 use crate::report::failure_report::FailureReport;
 use crate::run::first_failure::FirstFailure;
 use crate::run::launch::{Launch, LaunchListener};
@@ -89,6 +90,15 @@ impl LaunchListener for EngineListener<'_> {
 
     fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>) {
         self.frontend.report_progress(note, failure, self.launch);
+    }
+
+    fn user_stops(&self) {
+        progress_messages::print_users_stop();
+    }
+
+    fn other_stop_signal(&self, signal: i32, first: i32) {
+        let (signal, first) = (signal_label(signal), signal_label(first));
+        print_notice(&format!("{signal}: the ranks are stopping since {first}, and keep their time to stop"));
     }
 
     fn stop_is_slow(&self, failure: &FirstFailure, living: &[usize], left: Option<Duration>) {

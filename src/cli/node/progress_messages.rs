@@ -31,6 +31,11 @@ pub fn print_progress(
     }
 }
 
+/// Says who stops the job.
+pub(crate) fn print_users_stop() {
+    print_notice("`rlaunch stop` stops this job");
+}
+
 /// `failure`: what a restart follows; `grace`: seconds.
 fn line(
     note: &ProgressNote,
@@ -53,7 +58,7 @@ fn line(
             format!("{}: nothing runs", signal_label(*signal))
         }
         ProgressNote::Stopping { signal, living, grace } => format!(
-            "{}: waiting up to {} s for {} to stop; the same signal again kills them at once",
+            "{}: waiting up to {} s for {} to stop; the same signal again, after a pause, kills them at once",
             signal_label(*signal),
             seconds_left(*grace),
             names(living)

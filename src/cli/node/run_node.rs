@@ -22,14 +22,14 @@ use crate::run::control::server::ControlServer;
 use crate::run::event_loop::OtherNodes;
 use crate::run::launch::Launch;
 use crate::run::launcher_process;
-use crate::run::launcher_process::{LauncherSide, ProcessSide, SupervisorExit, SupervisorLoss, SupervisorSide};
+use crate::run::launcher_process::{LauncherSide, ProcessSide, SupervisorExit, SupervisorLoss};
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::preempt::notice_watch;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::result;
 use crate::run::sampling::sampler::Sampler;
-use crate::run::stop_requests::StopRequests;
+use crate::run::signal_inbox::SignalInbox;
 use crate::run::sweep;
 use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
@@ -91,7 +91,7 @@ pub fn run_node(
             }
             let (host, id) = (&frontend.report_context().host, launcher_pid);
             launch.status.describe((&launch.plan.job_id, host), id, (&launch.log_dir, shown_command(launch)));
-            let control = ControlServer::start(launch, (&supervisor.launcher, id), signals);
+            let control = ControlServer::start(launch, &supervisor, id);
             if let Err(error) = &control {
                 warn!("`rlaunch status` does not find this job, and other nodes cannot ask it: {error}");
             }
@@ -103,12 +103,15 @@ pub fn run_node(
                 warn!("no samples of the ranks are taken: {error}");
                 None
             });
+            let repeats = launch.policy.same_sigterm;
+            let inbox =
+                SignalInbox::new((&supervisor, signals), &launch.forwarded_signals, repeats, launch.status.clone());
             let meets_others = !matches!(work, NodeWork::Once);
             let done = match work {
-                NodeWork::Once => run_once(launch, None, &supervisor, signals, frontend),
-                NodeWork::AtStore(nodes) => run_once(launch, Some(nodes), &supervisor, signals, frontend),
+                NodeWork::Once => run_once(launch, None, &inbox, frontend),
+                NodeWork::AtStore(nodes) => run_once(launch, Some(nodes), &inbox, frontend),
                 NodeWork::Rounds(rounds) => {
-                    rounds::run_rounds(launch, (rounds, &lease, control.as_ref().ok()), &supervisor, signals, frontend)
+                    rounds::run_rounds(launch, (rounds, &lease, control.as_ref().ok()), &inbox, frontend)
                 }
             };
             let is_preempted = matches!(&done, Ok((_, result)) if result["outcome"] == "preempted");
@@ -218,18 +221,15 @@ fn guard_supervisor(
 fn run_once(
     launch: &Launch<'_>,
     nodes: Option<StaticPeers>,
-    supervisor: &SupervisorSide,
-    signals: &Signals,
+    inbox: &SignalInbox<'_>,
     frontend: &dyn Frontend,
 ) -> Result<(i32, Value), CliError> {
     frontend.before_ranks(launch);
     let journal = open_journal(launch, launch.plan.may_have_other_launchers(), frontend)?;
     frontend.before_first_rank(launch);
     let others = nodes.map_or(OtherNodes::None, |nodes| OtherNodes::AtStore(Box::new(nodes)));
-    let signals = (signals, &mut StopRequests::default());
     let listener = EngineListener { frontend, launch };
-    let mut launched =
-        run::event_loop::run(launch, others, supervisor, signals, journal, &listener).map_err(CliError::EventLoop)?;
+    let mut launched = run::event_loop::run(launch, others, inbox, journal, &listener).map_err(CliError::EventLoop)?;
     // Nodes of a static rendezvous may have learned that the job ended on another node.
     if let JobOutcome::Ended(_) = launched.outcome {
         launched.disown_failure();

@@ -148,7 +148,7 @@ fn parse_and_launch(
         if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
             warn!("{warning}");
         }
-        startup::log_ignored_interrupt(signals);
+        startup::log_ignored_stops(signals);
         for line in spec.infos.drain(..) {
             info!("{line}");
         }

@@ -72,7 +72,7 @@ fn parse_and_launch(
         if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
             warn!("{warning}");
         }
-        startup::log_ignored_interrupt(signals);
+        startup::log_ignored_stops(signals);
         for warning in spec.warnings.drain(..) {
             warn!("{warning}");
         }

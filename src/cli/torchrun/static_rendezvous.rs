@@ -153,7 +153,7 @@ struct NodeWait<'a> {
 impl NodeWait<'_> {
     /// The time that is left; an error once a signal stops the wait.
     fn left(&self) -> io::Result<Duration> {
-        let stop = self.signals.drain().into_iter().find(|signal| STOP.contains(signal));
+        let stop = self.signals.drain().into_iter().map(|one| one.signal).find(|signal| STOP.contains(signal));
         if self.stopped.get().is_none() {
             self.stopped.set(stop);
         }

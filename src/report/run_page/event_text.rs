@@ -60,6 +60,7 @@ impl EventText {
             }
             "zygote_ready" => (format!("the preload server was ready after {}", time("seconds")), Normal),
             "rank_not_started" => (format!("{} could not be started: {}", rank(), why()), Bad),
+            "signal" if text(event, "origin") == Some("user") => ("`rlaunch stop` was called".to_owned(), Notable),
             "signal" => (format!("the launcher received {}", signal()), Notable),
             "front_lost" => ("the launcher process was killed".to_owned(), Bad),
             "awaiting_servers" => (format!("all trainers exited; the launcher waits for {}", living()), Normal),

@@ -7,7 +7,7 @@ use crate::sys::clock;
 use crate::sys::process::procfs::stat::ProcStat;
 use nix::sys::eventfd::EventFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
@@ -62,6 +62,8 @@ struct Shared {
     requests: Mutex<Requests>,
     /// The grace period that a client has asked for, in milliseconds, or `NONE`.
     grace: AtomicU64,
+    /// A client has asked for a stop, which the event loop has not seen yet.
+    stop: AtomicBool,
     /// The nodes of the job's last round, and this node's number among them.
     nodes: Mutex<(Vec<JobNode>, usize)>,
     /// Written to when what the launcher does changes.
@@ -90,6 +92,7 @@ impl Default for LiveStatus {
             status: Mutex::new(status),
             requests: Mutex::default(),
             grace: AtomicU64::new(NONE),
+            stop: AtomicBool::new(false),
             nodes: Mutex::default(),
             phases: OnceLock::new(),
         }))
@@ -256,6 +259,16 @@ impl LiveStatus {
         self.lock_requests().met
     }
 
+    /// A client wants the job to stop, in this round and for good.
+    pub fn request_stop(&self) {
+        self.0.stop.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes what `request_stop` has noted, for the signal inbox.
+    pub fn take_stop(&self) -> bool {
+        self.0.stop.swap(false, Ordering::SeqCst)
+    }
+
     /// A client wants the ranks to have at most this time to end.
     pub fn limit_grace(&self, grace: Duration) {
         let millis = u64::try_from(grace.as_millis()).unwrap_or(NONE - 1);
@@ -272,7 +285,6 @@ impl LiveStatus {
 mod tests {
     use super::*;
     use crate::framework::paddle_launch::PodInfo;
-    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn what_is_asked_of_a_round_is_not_taken_in_the_next_one() {

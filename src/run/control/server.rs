@@ -5,13 +5,12 @@ use super::service::{ControlCommand, ControlService, PreemptControl, StopSwitch}
 use crate::net::server::{CommandSender, EventLoop, MemoryBudget, ServerLimits, ServerThread};
 use crate::net::thread;
 use crate::run::launch::Launch;
+use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::membership::Membership;
 use crate::sys::io::fd;
-use crate::sys::signals::{STOP, Signals};
 use crate::sys::{clock, random};
 use crossbeam_channel::bounded;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use tracing::{info, warn};
 
@@ -30,9 +29,9 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Serves a launch. `launcher`: a pidfd of the launcher process; `pid`: its process id; `signals`: those that it handles.
-    pub fn start(launch: &Launch<'_>, (launcher, pid): (&OwnedFd, i32), signals: &Signals) -> io::Result<Self> {
-        let launcher = fd::duplicate(launcher)?;
+    /// Serves a launch. `pid`: the process id of the launcher process.
+    pub fn start(launch: &Launch<'_>, supervisor: &SupervisorSide, pid: i32) -> io::Result<Self> {
+        let launcher = fd::duplicate(&supervisor.launcher)?;
         // Process ids repeat in other PID namespaces that have the same folder.
         let (file, listener) = match SocketFile::create(&format!("{pid}-{}", random::lowercase(6))) {
             Ok((file, listener, left_alone)) => {
@@ -50,10 +49,8 @@ impl ControlServer {
                 (None, None)
             }
         };
-        let stops = |signal: &i32| !launch.forwarded_signals.contains(signal) && !signals.is_ignored(*signal);
-        let signal = STOP.into_iter().find(stops);
         let answers = Arc::new(OnceLock::new());
-        let stop = StopSwitch { launcher, signal, grace: launch.policy.grace };
+        let stop = StopSwitch { launcher, notice: supervisor.notice.clone(), grace: launch.policy.grace };
         let readers = (launch.stack_reader.clone(), launch.gpu_reader.clone());
         let preempt = PreemptControl { link: launch.preempt_link.clone(), time: launch.preempt.time };
         let service =

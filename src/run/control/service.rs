@@ -15,9 +15,10 @@ use crate::net::server::{
 };
 use crate::net::thread;
 use crate::rendezvous::questions::{QuestionEvent, QuestionMessage};
-use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
+use crate::report::job_status::{CONTROL_VERSION, LaunchPhase, RankStatus};
 use crate::report::stacks::StackDump;
 use crate::run::gpu_reader::GpuReader;
+use crate::run::launcher_process::StopNotice;
 use crate::run::preempt::StopMessage;
 use crate::run::preempt::link::{Notice, NoticeCause, PreemptLink};
 use crate::run::stacks::READER_THREAD;
@@ -63,8 +64,8 @@ pub(super) enum ControlCommand {
 pub struct StopSwitch {
     /// A pidfd of the launcher process.
     pub launcher: OwnedFd,
-    /// The signal that stops the job; `None`: all such signals are forwarded to the ranks.
-    pub signal: Option<i32>,
+    /// Tells the launcher process of a stop: it kills a supervisor process that does not act on it.
+    pub notice: StopNotice,
     /// The job's grace period.
     pub grace: Duration,
 }
@@ -86,8 +87,6 @@ pub(super) struct ControlService {
     /// None if it could not be made.
     socket: Option<SocketFile>,
     preempt: PreemptControl,
-    /// A client has stopped the job. The event loop may not have seen the signal yet. A stop is for good: it ends all attempts and rounds.
-    has_stopped: bool,
     /// Sends answers back to this service.
     pub(super) answers: Arc<OnceLock<CommandSender<ControlCommand>>>,
     looks: BTreeMap<NodeQuestion, Look>,
@@ -104,7 +103,8 @@ impl Service for ControlService {
     fn begin(&mut self, own: &[RawFd]) {
         // A lifeline kills the rest of a rank's process group when its last copy closes, and the threads of a killed process end one after
         // another: this one must not hold any.
-        let mut kept: Vec<RawFd> = own.iter().copied().chain([self.stop.launcher.as_raw_fd()]).collect();
+        let of_stops = [self.stop.launcher.as_raw_fd(), self.stop.notice.as_raw_fd(), signals::wake_descriptor()];
+        let mut kept: Vec<RawFd> = own.iter().copied().chain(of_stops).collect();
         kept.extend(self.socket.iter().map(|socket| socket.as_fd().as_raw_fd()));
         if let Err(error) = current::keep_descriptors(&kept) {
             debug!("the thread of the control socket has no table of descriptors of its own: {error}");
@@ -242,7 +242,6 @@ impl ControlService {
             stop,
             socket,
             preempt,
-            has_stopped: false,
             answers,
             looks: BTreeMap::new(),
             to_others: None,
@@ -271,11 +270,6 @@ impl ControlService {
     }
 
     fn stop(&mut self, grace_period: Option<f64>) -> ControlAnswer {
-        let Some(signal) = self.stop.signal else {
-            return refused(
-                "the launcher ignores all stop signals, or forwards them (--forward_signals); kill it instead",
-            );
-        };
         let grace = match self.check_grace(grace_period) {
             Ok(grace) => grace,
             Err(why) => return refused(why),
@@ -283,26 +277,15 @@ impl ControlService {
         if let Some(grace) = grace {
             self.status.limit_grace(grace);
             self.limit_grace_of_others(grace);
+            // The ranks may be stopping already.
+            self.status.request_grace_limit(self.status.get().round, grace);
         }
-        let JobStatus { phase, round, .. } = self.status.get();
-        // Where no rank runs, a second signal ends a wait for other nodes.
-        let may_run = !matches!(phase, LaunchPhase::Preparing | LaunchPhase::Ended);
-        if self.has_stopped && may_run || phase == LaunchPhase::Stopping {
-            if grace.is_some_and(|grace| self.status.request_grace_limit(round, grace)) {
-                signals::wake();
-            }
-            // A second signal would end the grace period.
-            if grace_period != Some(0.0) {
-                return ControlAnswer::Stopping;
-            }
-        }
-        match pidfd::send_signal(self.stop.launcher.as_fd(), signal) {
-            Ok(()) => {
-                self.has_stopped = true;
-                ControlAnswer::Stopping
-            }
-            Err(error) => refused(format!("the launcher cannot be signalled: {error}")),
-        }
+        self.status.request_stop();
+        signals::wake();
+        self.stop.notice.send(grace == Some(Duration::ZERO));
+        // A job that is suspended by Ctrl-Z stops as well. An error means that the launcher process has just ended.
+        let _ = pidfd::send_signal(self.stop.launcher.as_fd(), libc::SIGCONT);
+        ControlAnswer::Stopping
     }
 
     /// The grace period that a client asks for, if it does.
@@ -458,7 +441,7 @@ mod tests {
         let (status, launcher) = (LiveStatus::default(), File::open("/dev/null").unwrap().into());
         let one = |node: usize| JobNode { id: node.to_string(), host: "h".into(), is_paddle_launcher: false };
         status.set_nodes((0..nodes).map(one).collect(), 1);
-        let stop = StopSwitch { launcher, signal: None, grace: Duration::ZERO };
+        let stop = StopSwitch { launcher, notice: StopNotice::new().unwrap(), grace: Duration::ZERO };
         let mut service =
             ControlService::new(status, Default::default(), (stop, PreemptControl::default()), Default::default());
         let (to_others, asked) = crossbeam_channel::unbounded();

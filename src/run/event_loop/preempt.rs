@@ -44,13 +44,13 @@ pub(super) fn connect(peers: &StaticPeers, link: &PreemptLink) {
 }
 
 impl EventLoop<'_> {
-    /// A signal to this launcher: the first SIGTERM is a notice where ranks ask whether to stop.
-    pub(super) fn signalled(&mut self, event: SupervisorEvent) -> io::Result<()> {
+    /// A signal to this launcher, or a request: the first SIGTERM is a notice where ranks ask whether to stop.
+    pub(super) fn signalled(&mut self, event: SupervisorEvent, cause: NoticeCause) -> io::Result<()> {
         let SupervisorEvent::Stop(signal) = event else { return self.send(event) };
         let is_first = !std::mem::replace(&mut self.was_signalled, true);
         if is_first && signal == libc::SIGTERM && (self.can_agree() || self.has_decided()) {
-            self.requests.forgive();
-            return self.begin(self.notice_by_signal());
+            self.inbox.requests_mut().forgive();
+            return self.begin(self.notice_by_signal(cause));
         }
         if is_first && signal == libc::SIGTERM {
             return self.stop_without_agreement();
@@ -62,12 +62,12 @@ impl EventLoop<'_> {
         self.send(SupervisorEvent::Stop(signal))
     }
 
-    fn notice_by_signal(&self) -> Notice {
+    fn notice_by_signal(&self, cause: NoticeCause) -> Notice {
         let (now, policy) = (clock::now(), self.launch.policy_of_stop());
         let left = policy.stop_by.map(|at| at.saturating_sub(now));
         let grace = left.map_or(policy.grace, |left| left.min(policy.grace));
         let kills = now.saturating_add(grace);
-        Notice { cause: NoticeCause::Signal, ends: kills.saturating_sub(last_call(grace)), kills: Some(kills) }
+        Notice { cause, ends: kills.saturating_sub(last_call(grace)), kills: Some(kills) }
     }
 
     /// A user shortens the grace period while a notice holds.
@@ -214,6 +214,9 @@ impl EventLoop<'_> {
 
     fn hear_message(&mut self, node: &str, message: &StopMessage) -> io::Result<()> {
         let Some(from) = self.node_of(node).filter(|_| message.round == self.round_number()) else { return Ok(()) };
+        if message.is_users_stop {
+            self.launch.preempt_link.note_users_stop();
+        }
         let at = |left| clock::now().saturating_add(left);
         let (ends, kills) = message.left();
         let heard = Notice { cause: NoticeCause::OtherNode, ends: at(ends), kills: kills.map(at) };
@@ -235,13 +238,22 @@ impl EventLoop<'_> {
         let notice = self.launch.preempt_link.notice();
         let times = notice.map_or((Duration::ZERO, None), |one| (left(one.ends), one.kills.map(left)));
         let asks_for_time = self.agreement.as_ref().is_some_and(StopAgreement::asks_for_time);
-        StopMessage::new(self.round_number(), times, document).asking_for_time(asks_for_time)
+        let is_users_stop = self.launch.preempt_link.is_users_stop();
+        StopMessage::new(self.round_number(), times, document).asking_for_time(asks_for_time).by_user(is_users_stop)
+    }
+
+    /// The other nodes may have agreed already: they learn that a user stops the job.
+    pub(super) fn tell_users_stop(&self) {
+        if let Some(agreement) = &self.agreement {
+            self.launch.preempt_link.send(&self.message(agreement.document()), None);
+        }
     }
 
     /// The ranks of this node have ended: nodes that do not know of the decision hear of it nevertheless.
     pub(super) fn keep_last_message(&mut self) {
+        self.inbox.requests_mut().end_ranks();
         if self.has_decided() && !self.was_signalled {
-            self.requests.forgive_next_sigterm();
+            self.inbox.requests_mut().forgive_next_sigterm();
         }
         if let Some(agreement) = &self.agreement {
             self.launch.preempt_link.conclude(self.message(agreement.document()));

@@ -8,15 +8,13 @@ use crate::protocol::JobEnd;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::rendezvous::torch_static::codec::format_nodes;
 use crate::rendezvous::torch_static::nodes::PeerEvent;
-use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
-use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::run::signal_inbox::SignalInbox;
+use crate::run::stop_requests::Arrival;
 use crate::run::sweep;
-use crate::supervise::{NodeOutcome, SupervisorEvent};
+use crate::supervise::NodeOutcome;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
-use crate::sys::signals::Signals;
-use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 use tracing::warn;
@@ -85,22 +83,13 @@ pub fn report_end(nodes: &mut StaticPeers, outcome: Option<&NodeOutcome>, plan: 
 }
 
 /// Waits without a limit until no other node needs this node's store.
-pub fn wait_for_others(
-    nodes: &mut StaticPeers,
-    supervisor: &SupervisorSide,
-    signals: &Signals,
-    requests: &mut StopRequests,
-    notify: &BTreeSet<i32>,
-) -> io::Result<JobOutcome> {
+pub fn wait_for_others(nodes: &mut StaticPeers, inbox: &SignalInbox<'_>) -> io::Result<JobOutcome> {
     const NODES: u64 = 0;
-    const SIGNALS: u64 = 1;
+    const INBOX: u64 = 1;
     const LAUNCHER: u64 = 2;
-    const REQUESTS: u64 = 3;
     let poll = Poller::new()?;
     poll.readable(&*nodes, NODES)?;
-    poll.readable(signals, SIGNALS)?;
-    poll.readable(&supervisor.launcher, LAUNCHER)?;
-    poll.readable(&supervisor.requests, REQUESTS)?;
+    inbox.watch(&poll, (INBOX, LAUNCHER))?;
     let mut next = clock::now() + ANNOUNCE_AFTER;
     loop {
         hear(nodes);
@@ -116,23 +105,17 @@ pub fn wait_for_others(
             );
             next = Duration::MAX;
         }
-        let tokens = poll.wait((next != Duration::MAX).then(|| next.saturating_sub(clock::now())))?;
+        // A stop may have come before.
+        let left = if inbox.has_read_ahead() { Duration::ZERO } else { next.saturating_sub(clock::now()) };
+        let tokens = poll.wait((next != Duration::MAX || left.is_zero()).then_some(left))?;
         if tokens.contains(&LAUNCHER) {
             return Ok(JobOutcome::LauncherKilled);
         }
-        let mut came: Vec<(i32, SignalRoute)> =
-            signals.drain().into_iter().map(|signal| (signal, SignalRoute::Directly)).collect();
+        let stop = inbox.take().into_iter().find(Arrival::is_stop).map(|arrival| arrival.signal);
         sweep::reap_orphans(|_| false);
-        if tokens.contains(&REQUESTS) {
-            match supervisor.requested() {
-                Some(requested) => came.extend(requested.into_iter().map(|signal| (signal, SignalRoute::Requested))),
-                None => return Ok(JobOutcome::LauncherKilled),
-            }
+        if stop.is_none() && inbox.is_closed() {
+            return Ok(JobOutcome::LauncherKilled);
         }
-        let stop = came.into_iter().find_map(|(signal, way)| match requests.event(signal, way, notify) {
-            Some(SupervisorEvent::Stop(signal)) => Some(signal),
-            _ => None,
-        });
         if let Some(signal) = stop {
             warn!("stopped while serving the store for {}, which loses it", format_nodes(&others));
             nodes.report_job_end(&JobEnd::Stopped { host: net::host_name(), signal });

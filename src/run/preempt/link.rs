@@ -3,6 +3,7 @@
 
 use super::message::StopMessage;
 use crate::rendezvous::questions::QuestionMessage;
+use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::sys::signals;
 use crossbeam_channel::Sender;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,6 +26,8 @@ pub enum NoticeCause {
     File,
     /// The time of the scheduler's job is nearly over.
     TimeLimit,
+    /// `rlaunch stop`.
+    Stop,
     /// A notice to the launcher of another node.
     OtherNode,
 }
@@ -37,6 +40,7 @@ impl NoticeCause {
             Self::User => "user",
             Self::File => "file",
             Self::TimeLimit => "time_limit",
+            Self::Stop => "stop",
             Self::OtherNode => "other_node",
         }
     }
@@ -59,6 +63,8 @@ struct Shared {
     requested: Mutex<Option<Notice>>,
     /// The notice that holds, through all rounds.
     standing: Mutex<Option<Notice>>,
+    /// A user stops the job, here or on another node: it is not preempted.
+    is_users_stop: AtomicBool,
     messages: Mutex<Vec<(String, StopMessage)>>,
     /// What this node tells nodes that have not heard of the decision, once its own ranks have ended.
     last_message: Mutex<Option<StopMessage>>,
@@ -97,6 +103,24 @@ impl PreemptLink {
     /// This notice holds from now on.
     pub fn set_notice(&self, notice: Notice) {
         *lock(&self.0.standing) = Some(notice);
+    }
+
+    /// A user stops the job (`rlaunch stop`): whatever else there was a notice of, it is not preempted. Returns whether that is new.
+    pub fn note_users_stop(&self) -> bool {
+        !self.0.is_users_stop.swap(true, Ordering::SeqCst)
+    }
+
+    /// The outcome of a job whose ranks have stopped at a step, or that has ended otherwise: a user's stop is no preemption.
+    pub fn final_outcome(&self, outcome: JobOutcome) -> JobOutcome {
+        match outcome {
+            JobOutcome::Preempted(_) if self.is_users_stop() => JobOutcome::Stopped(libc::SIGTERM),
+            outcome => outcome,
+        }
+    }
+
+    /// Whether a user has stopped the job, here or on another node.
+    pub fn is_users_stop(&self) -> bool {
+        self.0.is_users_stop.load(Ordering::SeqCst)
     }
 
     /// The ranks of this node have ended, and no event loop hears of messages until the next round.

@@ -23,6 +23,9 @@ pub struct StopMessage {
     /// Whether the node has not heard that its times are known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asks_for_time: bool,
+    /// Whether a user stops the job (`rlaunch stop`), so that it is not queued again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_users_stop: bool,
     /// Where the node stands.
     pub stop: StopDocument,
 }
@@ -47,12 +50,25 @@ impl StopMessage {
     pub fn new(round: u64, (left, kills): (Duration, Option<Duration>), stop: StopDocument) -> Self {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let (left_millis, kill_millis) = (millis(left), kills.map(millis));
-        Self { version: CONTROL_VERSION, round, left_millis, kill_millis, asks_for_time: false, stop }
+        Self {
+            version: CONTROL_VERSION,
+            round,
+            left_millis,
+            kill_millis,
+            asks_for_time: false,
+            is_users_stop: false,
+            stop,
+        }
     }
 
     /// The same, of a node that has or has not heard that its times are known.
     pub fn asking_for_time(self, asks_for_time: bool) -> Self {
         Self { asks_for_time, ..self }
+    }
+
+    /// The same, of a node whose user stops the job, or not.
+    pub fn by_user(self, is_users_stop: bool) -> Self {
+        Self { is_users_stop, ..self }
     }
 
     /// The time until the ranks are ended by signals, and that until they are killed, if it is set.
@@ -96,7 +112,7 @@ mod tests {
             let message = StopMessage::new(2, times, StopDocument { proposal, answer, decision });
             assert_eq!(StopMessage::decode(&message.encode()), Ok(message));
             assert_eq!(message.left(), times);
-            let asks = message.asking_for_time(true);
+            let asks = StopMessage { is_users_stop: true, ..message.asking_for_time(true) };
             assert_eq!(StopMessage::decode(&asks.encode()), Ok(asks));
         }
         let message = StopMessage::new(2, (Duration::ZERO, None), StopDocument::default());

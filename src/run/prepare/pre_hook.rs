@@ -100,7 +100,7 @@ fn start(command: &str, vars: &[(&str, String)]) -> io::Result<(Child, [HookOutp
         group: ProcessGroup::Session,
         cwd: None,
         detached: false,
-        mask: spawn::current_mask(),
+        mask: spawn::empty_mask(),
         nofile: None,
         affinity: None,
         default_sigpipe: true,

@@ -128,7 +128,7 @@ impl<'a> RankProcesses<'a> {
             launch,
             lifelines: launch.plan.ranks.iter().map(|_| None).collect(),
             base: launch.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect(),
-            mask: spawn::current_mask(),
+            mask: spawn::empty_mask(),
             cgroup: launch.cgroup.as_ref().and_then(|cgroup| match launch.policy.first_attempt {
                 0 => cgroup.create().ok(),
                 // Processes of an earlier round were killed in it.

@@ -4,6 +4,7 @@
 use crate::model::{Exit, ProcessLabel, Role};
 use crate::run::output::log_files;
 use crate::run::sampling::queue::RankSample;
+use crate::run::stop_requests::{Arrival, StopCount, StopRoute};
 use crate::spec::SpecError;
 use crate::supervise::{AbortReason, NoRestart, ProgressNote};
 use crate::sys::clock;
@@ -68,6 +69,11 @@ pub enum JournalEvent<'a> {
     },
     Signal {
         signal: i32,
+        /// Who asked: `signal`, or `user` by `rlaunch stop`.
+        origin: &'static str,
+        /// How a stop counts (`StopCount`).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        request: Option<&'static str>,
     },
     FrontLost,
     PreemptNotice {
@@ -162,6 +168,14 @@ pub enum JournalEvent<'a> {
         outcome: &'a str,
         exit_status: i32,
     },
+}
+
+impl JournalEvent<'_> {
+    /// A signal or a request that has come.
+    pub fn signal(arrival: &Arrival) -> Self {
+        let origin = if arrival.route == StopRoute::User { "user" } else { "signal" };
+        Self::Signal { signal: arrival.signal, origin, request: arrival.count.map(StopCount::word) }
+    }
 }
 
 #[derive(Serialize)]
@@ -458,7 +472,7 @@ mod tests {
         std::fs::create_dir(&folder).unwrap();
         let mut journal = Journal::open(&folder, false).unwrap();
         let lines = || std::fs::read_to_string(folder.join(log_files::RECORDS).join("events.jsonl")).unwrap();
-        journal.write_later(JournalEvent::Signal { signal: 2 });
+        journal.write_later(JournalEvent::Signal { signal: 2, origin: "signal", request: None });
         assert_eq!(lines(), "");
         journal.write(JournalEvent::FrontLost);
         let events: Vec<serde_json::Value> = lines().lines().map(|line| serde_json::from_str(line).unwrap()).collect();

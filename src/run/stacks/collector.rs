@@ -114,7 +114,7 @@ impl StackReader {
             group: ProcessGroup::Session,
             cwd: None,
             detached: false,
-            mask: spawn::current_mask(),
+            mask: spawn::empty_mask(),
             nofile: None,
             affinity: None,
             default_sigpipe: true,

@@ -51,7 +51,7 @@ impl<'a> PolledReader<'a> {
         // It ends when the reader process answers, has used up its patience and is killed, or the disk answers.
         drop(thread::spawn(READER_THREAD, move || {
             // No copies of lifelines: the ranks of a launcher that is killed would live until this thread ends.
-            if let Err(error) = current::keep_descriptors(&[]) {
+            if let Err(error) = current::keep_descriptors(&[signals::wake_descriptor()]) {
                 debug!("the thread that looks at stacks has no table of descriptors of its own: {error}");
             }
             let _ = sender.send(reader.start(&request).and_then(StackCollector::wait));

@@ -223,7 +223,7 @@ impl Zygote {
             group: ProcessGroup::Session,
             cwd: None,
             detached: false,
-            mask: spawn::current_mask(),
+            mask: spawn::empty_mask(),
             nofile: context.nofile,
             affinity: None,
             default_sigpipe: true,

@@ -132,6 +132,16 @@ pub fn c_strings<I: IntoIterator<Item = Vec<u8>>>(items: I) -> Result<Vec<CStrin
     items.into_iter().map(CString::new).collect()
 }
 
+/// The signal mask of a login shell, which blocks nothing.
+pub fn empty_mask() -> libc::sigset_t {
+    // SAFETY: sigset_t is plain data; sigemptyset only writes to it.
+    unsafe {
+        let mut mask = std::mem::zeroed();
+        libc::sigemptyset(&mut mask);
+        mask
+    }
+}
+
 /// The signal mask of the calling thread.
 pub fn current_mask() -> libc::sigset_t {
     // SAFETY: sigset_t is plain data; pthread_sigmask with a null set only reads into `mask`.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -94,7 +95,9 @@ def test_ctrl_c_twice_kills(place: Host, mark: str) -> None:
         place.ready(2)
         interrupt(host)
         until(lambda: {"got.0", "got.1"} <= place.names(), "SIGTERM")
-        interrupt(host)
+        while not (place.folder / "log/rlaunch/result.json").exists():
+            interrupt(host)
+            time.sleep(0.1)
         ended = Place.wait(host)
     assert (ended.status, ended.stdout, marked(mark)) == (0, b"interrupted\n", [])
     assert [rank["exit"]["signal"]["number"] for rank in place.result()["ranks"]] == [9, 9]

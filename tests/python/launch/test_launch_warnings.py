@@ -82,7 +82,9 @@ def test_the_cgroup_is_a_path_in_the_log(place: Place) -> None:
 @pytest.mark.parametrize("is_ignored", [True, False])
 def test_an_ignored_interrupt_is_logged_once_and_without_a_warning(place: Place, is_ignored: bool) -> None:
     action = signal.SIG_IGN if is_ignored else signal.SIG_DFL
-    ended = place.run("train.py", preexec_fn=lambda: signal.signal(signal.SIGINT, action))
+    # Without a terminal, in whose foreground it would be handled.
+    ignore = lambda: signal.signal(signal.SIGINT, action)  # noqa: E731
+    ended = place.run("train.py", preexec_fn=ignore, start_new_session=True)
     line = "SIGINT is ignored, as it was when this launcher started; SIGTERM stops the job"
     assert [text for text in logged(ended, "INFO") if "SIGINT" in text] == [line] * is_ignored
     assert logged(ended, "WARNING") == []

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -210,6 +211,16 @@ def await_line(pipe: IO[bytes] | None, mark: bytes) -> bytes:
         assert byte, (mark, line)
         line = byte if line.endswith(b"\n") else line + byte
     return line
+
+
+def insist(launcher: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
+    """Sends a stop signal until it counts as a second request, which ends the launcher."""
+    deadline = time.monotonic() + LIMIT
+    while launcher.poll() is None:
+        assert time.monotonic() < deadline, f"the end of the launcher: not within {LIMIT} s"
+        launcher.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(0.2)
 
 
 def status_field(pid: int, name: str) -> str:

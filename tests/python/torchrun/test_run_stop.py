@@ -22,6 +22,7 @@ from launching import (
     await_none_marked,
     few_processes,
     gone,
+    insist,
     marked,
     supervisor_of,
     until,
@@ -248,7 +249,7 @@ def test_programs_of_a_shell_script_have_the_grace_of_the_script(
         if ends == "saved":
             (place.folder / "go").touch()
         if ends == "second":
-            launcher.terminate()
+            insist(launcher)
         ended = Place.wait(launcher)
     assert (ended.status, ended.stdout) == (143, b"")
     assert ("saved.0" in place.names()) == (ends == "saved")

@@ -18,7 +18,7 @@ use crate::run::control::node_answer::NodeQuestion;
 use crate::run::output::log_files;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
-use crate::sys::signals::{STOP, Signals};
+use crate::sys::signals::{HeldStop, STOP, Signals};
 use keys::KeyDecoder;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{Signal, raise};
@@ -36,7 +36,10 @@ const TAIL: TailLimits = TailLimits { lines: 1000, bytes: 256 << 10 };
 /// How long the rest of a key's bytes may take.
 const KEY_PATIENCE: Duration = Duration::from_millis(50);
 /// Beside those that end the launcher.
-const SIGNALS: [i32; 3] = [libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
+const SIGNALS: [i32; 2] = [libc::SIGCONT, libc::SIGWINCH];
+
+/// The token of SIGTSTP.
+const STOPPED: u64 = 3;
 
 /// How it ends.
 enum Ending {
@@ -82,6 +85,10 @@ fn follow(mut state: State, screen: &mut Screen, signals: &Signals, asker: &Aske
     let poller = Poller::new()?;
     poller.readable(&*screen, 0)?;
     poller.readable(signals, 1)?;
+    let held = HeldStop::new()?;
+    if let Some(held) = &held {
+        poller.readable(held, STOPPED)?;
+    }
     poller.readable(&*asker.wakeup, 2)?;
     let mut keys = KeyDecoder::default();
     let mut events = vec![Event::Tick];
@@ -100,13 +107,15 @@ fn follow(mut state: State, screen: &mut Screen, signals: &Signals, asker: &Aske
         screen.draw(|frame| render::draw(&state, now, clock::wall().as_secs_f64(), frame))?;
         let limit = if keys.is_undecided() { KEY_PATIENCE } else { state.idle(now) };
         let ready = poller.wait(Some(limit))?;
-        for signal in signals.drain() {
-            match signal {
-                libc::SIGTSTP => {
-                    screen.leave();
-                    signals.stop_self();
-                    screen.enter_again()?;
-                }
+        if let Some(held) = held.as_ref().filter(|_| ready.contains(&STOPPED)) {
+            screen.leave();
+            held.stop_self();
+            screen.enter_again()?;
+            let (columns, rows) = screen.size();
+            events.push(Event::Resized(columns, rows));
+        }
+        for received in signals.drain() {
+            match received.signal {
                 // After SIGSTOP, which has no handler.
                 libc::SIGCONT => screen.enter_again()?,
                 libc::SIGWINCH => screen.resize()?,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import Place, await_line, environment, free_ports, supervisor_of, until
+from launching import Place, await_line, environment, free_ports, insist, supervisor_of, until
 from serving import TALK, lines, script
 from test_launch_report import checked
 
@@ -281,7 +281,7 @@ def test_processes_that_are_waited_for_are_named_by_role(place: Place) -> None:
         await_line(
             launcher.stderr, b"SIGTERM: waiting up to 600 s for rank(s) 0, 1 and server(s) 0, 1 to stop"
         )
-        launcher.terminate()
+        insist(launcher)
         ended = place.wait(launcher)
     assert ended.status == 143
     assert "second signal: killing rank(s) 0, 1 and server(s) 0, 1" in ended.stderr

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from launching import Place, await_gone, await_line, environment, signals_in, until
+from launching import Place, await_gone, await_line, environment, insist, signals_in, until
 
 WRITES_DOWN = """
     def note(number, frame):
@@ -137,9 +137,8 @@ def test_ten_signals_at_once_end_the_job_once(place: Place) -> None:
         ranks = place.ready(2)
         for _ in range(10):
             launcher.terminate()
-        # The kernel makes one of signals that come before they are taken; if it was one, this is the second.
         await_line(launcher.stderr, b"SIGTERM: waiting up to 600 s for rank(s) 0, 1")
-        launcher.terminate()
+        insist(launcher)
         ended = Place.wait(launcher)
     assert ended.status == 143
     assert ended.stderr.count("second signal: killing rank(s) 0, 1") == 1

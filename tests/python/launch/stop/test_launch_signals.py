@@ -26,6 +26,8 @@ from launching import (
     await_none_marked,
     environment,
     few_processes,
+    gone,
+    insist,
     marked,
     signals_in,
     status_field,
@@ -162,8 +164,11 @@ def test_the_grace_counts_after_a_failure_too(place: Place) -> None:
     await_none_marked(mark)
 
 
-@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGTERM")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGINT", "SIGTERM")]
+)
 def test_a_second_stop_signal_kills_at_once(place: Place, first: str, second: str) -> None:
+    """If it is the same, at human speed; one that differs is the first of its own."""
     place.script(STUBBORN)
     with place.start("--grace_period=600", "--nproc_per_node=2", "train.py") as launcher:
         ranks = place.ready(2)
@@ -171,7 +176,7 @@ def test_a_second_stop_signal_kills_at_once(place: Place, first: str, second: st
         launcher.send_signal(signal.Signals[first])
         while b"waiting up to 600 s" not in (line := launcher.stderr.readline()):
             assert line, "the launcher ended"
-        launcher.send_signal(signal.Signals[second])
+        insist(launcher, signal.Signals[second])
         ended = Place.wait(launcher)
     assert ended.status == 128 + signal.Signals[first]
     assert "second signal: killing rank(s) 0, 1" in ended.stderr
@@ -288,7 +293,10 @@ def test_ctrl_c_twice_kills_at_once(place: Place) -> None:
     def press(keyboard: FileIO, await_text: Callable[[bytes], None]) -> None:
         keyboard.write(b"\x03")
         await_text(b"waiting up to 600 s")
-        keyboard.write(b"\x03")
+        running = place.ready(2)
+        while not all(map(gone, running)):
+            keyboard.write(b"\x03")
+            time.sleep(0.1)
         await_text(b"Exit code 130\r\n")
 
     status, screen, ranks = in_terminal(place, STUBBORN, press)

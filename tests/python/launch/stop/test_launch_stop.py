@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from launching import LIMIT, Ended, Place, environment, gone, marked, supervisor_of, until
+from launching import LIMIT, Ended, Place, environment, gone, insist, marked, supervisor_of, until
 
 # Ranks that take a while to save what they have.
 SAVE = """
@@ -61,7 +61,7 @@ def test_a_second_stop_through_the_front_kills_though_the_first_came_in_both_way
         launcher.send_signal(signal.SIGTERM)
         until(lambda: has_event(place, "stopping"), "the first")
         supervisor_of(launcher).send_signal(signal.SIGTERM)
-        launcher.send_signal(signal.SIGTERM)
+        insist(launcher)
         ended = Place.wait(launcher)
     assert ended.status == 143
     assert gone(rank)
