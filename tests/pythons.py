@@ -46,7 +46,7 @@ TESTS = (
     "elastic/test_elastic_participants.py",
     "hangs/test_hang_detection.py",
     "install/test_rank_pth.py",
-    "launch/stop/test_launch_signals.py",
+    "launch/stop/signals/test_launch_signals.py",
     "launch/test_launch_api.py",
     "launch/test_launch_api_ends.py",
     "notebook/test_spawn_notebook.py",

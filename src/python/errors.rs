@@ -1,6 +1,6 @@
 //! Converts Rust errors to the Python exceptions that the public API names.
 
-use crate::probe::refusal;
+use crate::probe::limits::refusal;
 use crate::spec::spawn::options::SpawnError;
 use crate::sys::process::current::UsedInFork;
 use crate::sys::process::spawn::SpawnStepError;

@@ -4,7 +4,7 @@ use super::errors::os_error;
 use super::guardian::Guardian;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
-use crate::probe::refusal;
+use crate::probe::limits::refusal;
 use crate::report::failure_report::{held_by_tracer, unkillable};
 use crate::run::engine::{Engine, HOST_TOKENS, RankHost, RankStart, StartError};
 use crate::run::sweep;

@@ -1,5 +1,5 @@
 //! The supervisor process's only reader of signals: those that it receives itself, those that the launcher process passes on, and the
-//! requests of `rlaunch stop`. Each is kept until the event loop, or a wait in its place, takes it; everybody else asks whether a stop is
+//! requests of `rlaunch stop`. Each is kept until the event loop, or a wait in its place, takes it; other code asks whether a stop is
 //! pending.
 
 use crate::run::control::live_status::LiveStatus;
@@ -27,7 +27,7 @@ pub struct SignalInbox<'a> {
 /// What has been read.
 struct Kept {
     requests: StopRequests,
-    /// What nobody has taken.
+    /// Requests that have not been taken.
     pending: VecDeque<Arrival>,
     /// Something woke this process since the last `take`: another thread, or the end of a child.
     is_woken: bool,

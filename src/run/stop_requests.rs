@@ -25,7 +25,7 @@ pub enum StopRoute {
 pub enum StopCount {
     /// The first request.
     First,
-    /// An earlier signal once more: by another route, or too soon to come from somebody who has waited.
+    /// An earlier signal once more: by another route, or too soon to come from a user who has waited.
     Same,
     /// Another signal than those before: the next step of a platform that has not waited for the end (notebooks and CI send SIGINT, then
     /// SIGHUP or SIGTERM), which leaves the grace period as it is.

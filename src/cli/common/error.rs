@@ -2,7 +2,7 @@
 
 use crate::cli::common::command_line::CommandLineError;
 use crate::cli::elastic::error::RendezvousError;
-use crate::probe::refusal;
+use crate::probe::limits::refusal;
 use crate::run::output::log_files::plain;
 use crate::spec::SpecError;
 use std::io;

@@ -3,8 +3,8 @@
 use crate::cli::common::message::{print_error, print_notice, warn_on_either};
 use crate::model::{Exit, Role};
 use crate::probe::core_dump::describe_core;
+use crate::probe::limits::processes::ProcessCounters;
 use crate::probe::memory::OomCounters;
-use crate::probe::processes::ProcessCounters;
 use crate::report::cause::blame::{Blame, blame};
 use crate::report::cause::first_failure::{Account, read_account};
 use crate::report::cause::uncaught::UncaughtException;

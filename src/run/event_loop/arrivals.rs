@@ -3,7 +3,7 @@
 use super::EventLoop;
 use crate::run::control::live_status::RestartRequest;
 use crate::run::preempt::link::NoticeCause;
-use crate::run::record::journal::JournalEvent;
+use crate::run::record::journal_event::JournalEvent;
 use crate::run::stop_requests::{Arrival, StopCount, StopRoute};
 use crate::supervise::SupervisorEvent;
 use std::io;

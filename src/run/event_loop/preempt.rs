@@ -8,7 +8,7 @@ use crate::rendezvous::questions::QuestionEvent;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::run::preempt::link::{Notice, NoticeCause, PreemptLink};
 use crate::run::preempt::{NoStopMessage, StopMessage};
-use crate::run::record::journal::JournalEvent;
+use crate::run::record::journal_event::JournalEvent;
 use crate::supervise::{SupervisorEvent, last_call};
 use crate::sys::clock;
 use std::collections::VecDeque;

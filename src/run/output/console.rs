@@ -2,8 +2,9 @@
 //! The log files are the buffer, so neither a rank nor the launcher ever waits for the console.
 
 use crate::report::console::escape::ColorPolicy;
-use crate::run::output::log_rotation::{RotatedLog, WITHOUT_WATCH};
+use crate::run::output::log_rotation::WITHOUT_WATCH;
 use crate::run::output::pending_text::{LogForm, PendingText, TextRules};
+use crate::run::output::rotated_log::RotatedLog;
 use crate::sys::clock;
 use crate::sys::io::console::{Accepted, Console, MID_LINE, RETRY};
 use crate::sys::io::inotify::{FileWatch, GrownFiles, GrowthWatch};

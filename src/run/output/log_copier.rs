@@ -2,7 +2,7 @@
 //! does without (`console.rs`). It makes the rank wait only if its captured log has reached its limit.
 
 use crate::run::output::log_files::{has_no_room, plain};
-use crate::run::output::log_rotation::RotatedLog;
+use crate::run::output::rotated_log::RotatedLog;
 use crate::sys::clock;
 use crate::sys::io::console::Console;
 use crate::sys::io::output_end::{OutputEnd, OutputRead};

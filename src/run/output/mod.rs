@@ -9,5 +9,6 @@ pub mod node_folder;
 pub mod output_routing;
 pub mod pending_text;
 pub mod rank_streams;
+pub mod rotated_log;
 pub mod run_folder;
 pub mod uncaught_file;

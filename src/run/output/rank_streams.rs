@@ -4,8 +4,7 @@
 use crate::plan::{OutputPlan, RankPlan, Stream, StreamSink};
 use crate::run::output::log_copier::{CopiedLog, RankOutput};
 use crate::run::output::log_files;
-use crate::run::output::log_rotation;
-use crate::run::output::log_rotation::RotatedLog;
+use crate::run::output::rotated_log::{RotatedLog, reserve};
 use crate::sys::io::console::Console;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -149,7 +148,7 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
 /// Creates a log and its folder, or empties it. `is_captured`: it has to get a part of the disk in advance.
 fn open_new(path: &Path, is_captured: bool) -> Result<File, StreamError> {
     create_parent(path)?;
-    let reserved = |file: File| if is_captured { log_rotation::reserve(&file, 0).map(|()| file) } else { Ok(file) };
+    let reserved = |file: File| if is_captured { reserve(&file, 0).map(|()| file) } else { Ok(file) };
     log_files::open(path, true).and_then(reserved).map_err(|source| StreamError { path: path.to_owned(), source })
 }
 

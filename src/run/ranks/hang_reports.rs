@@ -10,7 +10,7 @@ use crate::report::wording::lasted;
 use crate::run::hangs::exit_detector::StuckExit;
 use crate::run::hangs::hang_detector::FoundHang;
 use crate::run::rank_state::RankState;
-use crate::run::record::journal::JournalEvent;
+use crate::run::record::journal_event::JournalEvent;
 use crate::run::stacks::look::RankTarget;
 use crate::supervise::{AbortReason, Lifecycle};
 use crate::sys::clock;

@@ -2,4 +2,5 @@
 
 pub mod job_culprit;
 pub mod journal;
+pub mod journal_event;
 pub mod result;

@@ -2,8 +2,8 @@
 
 use crate::cli::doctor::facts::SystemFacts;
 use crate::cli::doctor::finding::{Finding, error, ok, unknown, warning};
+use crate::probe::limits::refusal;
 use crate::probe::memory::size;
-use crate::probe::refusal;
 use crate::sys::denied_calls::DeniedCall;
 use std::time::Duration;
 

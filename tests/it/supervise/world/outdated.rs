@@ -40,7 +40,7 @@ impl World<'_> {
                     SupervisorEvent::MainProcessEnded(id),
                 ]);
             }
-            if !self.sims.get(rank).is_some_and(|sim| sim.group.held_back.is_some()) {
+            if self.sims.get(rank).is_none_or(|sim| sim.group.held_back.is_none()) {
                 events.push(SupervisorEvent::MainProcessEnded(id));
             }
             let life = self.sims.get(rank).map(|s| s.life);

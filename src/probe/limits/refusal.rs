@@ -1,6 +1,6 @@
 //! Why the system refused a call: a sandbox that denies it, or a limit of processes.
 
-use crate::probe::processes;
+use crate::probe::limits::processes;
 use crate::sys::denied_calls::{DeniedCall, denied_calls, is_denial};
 use std::io;
 use std::path::Path;
