@@ -39,7 +39,8 @@ mod lib {
     use crate::plan::devices::assign;
     use crate::plan::env::frameworks::{FrameworkServers, gpu_mismatch};
     use crate::plan::spawn as plan;
-    use crate::probe::{accelerators, net, nvml, refusal, stack_answers};
+    use crate::probe::limits::refusal;
+    use crate::probe::{accelerators, net, nvml, stack_answers};
     use crate::report;
     use crate::run::prepare::{ports, preflight};
     use crate::run::stacks::{self, look};

@@ -1,7 +1,8 @@
 //! Facts of the kernel, its limits and its CPUs.
 
 use crate::cli::doctor::facts::{CpuFacts, LimitFacts, SystemFacts};
-use crate::probe::{cpus as quotas, memory, processes};
+use crate::probe::limits::processes;
+use crate::probe::{cpus as quotas, memory};
 use crate::run::prepare::preflight;
 use crate::sys::clock;
 use crate::sys::denied_calls::denied_calls;
