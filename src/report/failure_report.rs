@@ -24,7 +24,7 @@ pub(crate) fn describe_doubt(doubt: &Doubt) -> &'static str {
     if doubt.in_thread {
         "this exception ended a thread; the rank ended later, by itself or by a hook of the program"
     } else {
-        "the rank's Python did not end by this exception: the program caught it, or a hook of its own ended the process"
+        "the rank itself did not end by this exception: its program caught it, a hook of its own ended it, or a process that it started has printed it"
     }
 }
 

@@ -142,7 +142,8 @@ print("FATAL: NaN in loss", file=sys.stderr, flush=True)
 os._exit(3)
 """
 CAUGHT_OR_HOOK = (
-    "did not end by this exception: the program caught it, or a hook of its own ended the process"
+    "the rank itself did not end by this exception: its program caught it, a hook of its own ended it, or a "
+    "process that it started has printed it"
 )
 
 
