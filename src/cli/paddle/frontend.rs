@@ -375,7 +375,14 @@ fn is_same_place(a: &Path, b: &Path) -> bool {
 }
 
 fn absolute(path: &str) -> Result<PathBuf, SpecError> {
-    std::path::absolute(path).map_err(|e| SpecError::new("--log_dir", path, e.to_string(), "name a folder"))
+    std::path::absolute(path).map_err(|error| {
+        // getcwd(2).
+        if error.kind() == std::io::ErrorKind::NotFound {
+            let why = "is relative to the current folder, which has been deleted";
+            return SpecError::new("--log_dir", path, why, "cd to a folder that exists, or name an absolute one");
+        }
+        SpecError::new("--log_dir", path, error.to_string(), "name a folder")
+    })
 }
 
 /// The output and exit statuses of Paddle's launcher.
@@ -410,7 +417,7 @@ impl Frontend for PaddleFrontend<'_> {
 
     fn before_first_rank(&self, launch: &Launch<'_>) {
         if !self.gpus.is_empty() {
-            let path = launch.log_dir.join(format!("{}.gpu.log", launch.plan.job_id));
+            let path = launch.log_dir.join(format!("{}.gpu.log", log_files::job_name(&launch.plan.job_id)));
             gpu_log::start(&path, &self.gpus, launch.gpu_reader.clone());
         }
     }

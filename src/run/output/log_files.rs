@@ -4,6 +4,8 @@ use crate::plan::{EnvOverflowFile, OutputPlan, Plan};
 use crate::probe::disk;
 use crate::spec::SpecError;
 use crate::sys::random;
+use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -230,9 +232,22 @@ pub fn overwrite(path: &Path, text: &str) -> io::Result<()> {
     (&opened).write_all(text.as_bytes())
 }
 
+/// A job's id as the beginning of a file name, which may have 255 bytes (NAME_MAX): a long one ends in its hash.
+pub fn job_name(job_id: &str) -> Cow<'_, str> {
+    const MOST: usize = 200;
+    const KEPT: usize = 180;
+    if job_id.len() <= MOST {
+        return job_id.into();
+    }
+    let hash = Sha256::digest(job_id);
+    let hash: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let end = (0..=KEPT).rev().find(|end| job_id.is_char_boundary(*end)).unwrap_or_default();
+    format!("{}-{hash}", &job_id[..end]).into()
+}
+
 /// Writes `{job_id}.{pod}.log`, which lists the ranks and their endpoints.
 pub fn write_pod_log(plan: &Plan, folder: &Path, overwrite: bool) -> io::Result<()> {
-    let mut file = open(&folder.join(format!("{}.{}.log", plan.job_id, plan.pod.name)), overwrite)?;
+    let mut file = open(&folder.join(format!("{}.{}.log", job_name(&plan.job_id), plan.pod.name)), overwrite)?;
     for (local_rank, one) in plan.ranks.iter().enumerate() {
         let endpoint = one.endpoint.as_ref().map_or(String::new(), |endpoint| format!(" endpoint {endpoint}"));
         writeln!(file, "{} {} local_rank {local_rank}{endpoint}", one.role, one.rank)?;

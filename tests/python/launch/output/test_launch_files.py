@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,32 @@ def test_a_plan_that_cannot_run_is_refused(place: Place, form: str, args: list[s
     ended = place.run(form, *args, "missing.py")
     assert (ended.status, ended.stdout, len(ended.error_lines())) == (66, b"", 1)
     assert place.names() == {"train.py"}
+
+
+def test_a_job_id_of_any_length_names_its_files(place: Place) -> None:
+    place.script("pass")
+    # The longest name of an object of Kubernetes.
+    for last in "ab":
+        ended = place.run(f"--job_id={'j' * 252}{last}", "train.py")
+        assert ended.status == 0, ended
+    logs = [name for name in place.names("log") if name.startswith("jjj")]
+    assert len({name.split(".")[0] for name in logs}) == 2, logs
+
+
+def test_a_deleted_current_folder_is_said(place: Place) -> None:
+    script = place.folder / place.script("pass")
+    command = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
+    words = [sys.executable, "-m", "rlaunch", str(script)]
+    launcher = subprocess.Popen(
+        ["sh", "-ec", command, "sh", *words],
+        cwd=place.folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with place.cleaned(launcher):
+        ended = place.wait(launcher)
+    assert ended.status == 66
+    (error,) = ended.error_lines()
+    assert "the current folder, which has been deleted" in error, error
