@@ -48,6 +48,18 @@ pub fn is_elsewhere(host: &str) -> bool {
     !addresses.is_empty() && !addresses.into_iter().any(is_own)
 }
 
+/// `localhost`, or 127.0.0.1 where that name has no address.
+pub fn loopback_name() -> &'static str {
+    const NAME: &str = "localhost";
+    // Almost always there, and no name server is asked.
+    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let is_listed = hosts.lines().any(|line| {
+        let entry = line.split('#').next().unwrap_or_default();
+        entry.split_whitespace().skip(1).any(|name| name == NAME)
+    });
+    if is_listed || !resolve(NAME).is_empty() { NAME } else { "127.0.0.1" }
+}
+
 /// Whether an address belongs to this machine: loopback, or an interface that is up.
 pub fn is_own(address: IpAddr) -> bool {
     // All of 127.0.0.0/8 is this machine, even if no interface has the address.

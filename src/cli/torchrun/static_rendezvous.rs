@@ -68,7 +68,7 @@ pub fn find_place(
     let (host, port, node, timeout) = match &spec.rendezvous {
         TorchrunBackend::Alone => {
             let lease = ports::lease_any().map_err(CliError::Preflight)?;
-            let host = spec.local_addr.as_deref().unwrap_or("localhost");
+            let host = spec.local_addr.as_deref().unwrap_or_else(|| net::loopback_name());
             let store = listen_on("--local-addr", host, lease.port())?;
             let place = NodePosition::single_node(workers, Endpoint::new(host, lease.port()));
             return Ok(StaticRendezvous { place, leases: vec![lease], store, nodes: None, advertised: None });
