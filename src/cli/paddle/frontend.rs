@@ -365,7 +365,7 @@ fn find(spec: &LaunchSpec, argv: &[OsString], base: &[(OsString, OsString)]) -> 
         return Ok(PathBuf::from(&argv[0]));
     }
     let path = base.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
-    preflight::find_program(&argv[0], path)
+    preflight::find_program("training_script", &argv[0], path)
 }
 
 /// Whether two paths lead to one folder, as far as they are there.

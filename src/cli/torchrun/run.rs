@@ -46,7 +46,7 @@ use crate::spec::options::DryRun;
 use crate::spec::options::{EnvVars, parse_bool};
 use crate::spec::records::log_rotation::LogRotationSpec;
 use crate::spec::scheduler::detect;
-use crate::spec::torchrun::{EventLog, LogDir, OutputCapture, TorchScript, TorchSpec, TorchrunBackend};
+use crate::spec::torchrun::{EventLog, LogDir, Nproc, OutputCapture, TorchScript, TorchSpec, TorchrunBackend};
 use crate::spec::{SpecError, shown};
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, RestartPolicy, SupervisionPolicy};
 use crate::sys::clock;
@@ -56,7 +56,7 @@ use crate::sys::process::cgroup::JobCgroup;
 use crate::sys::random;
 use crate::sys::signals::{NOTIFY, Signals};
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::os::unix::process::parent_id;
 use std::path::Path;
@@ -80,12 +80,12 @@ pub fn launch(
     let spec = &TorchSpec { capture: captured(spec), ..spec.clone() };
     let (began, python) = (clock::now(), interpreter.executable.as_os_str());
     let allowed = sys_affinity::own().map_err(system("the CPUs of this process"))?;
-    let workers = count_workers(spec, vars, allowed.len())?;
+    let workers = count_workers(spec, vars, &allowed)?;
     if let Some(warning) = shared_gpus(spec, vars, workers) {
         warn!("{warning}");
     }
     let nofile = preflight::raise_file_limit_for_store("--nproc-per-node", workers).map_err(CliError::Preflight)?;
-    check_script(&spec.script).map_err(CliError::Preflight)?;
+    check_script(&spec.script, workers).map_err(CliError::Preflight)?;
     extra_frameworks::check(spec)?;
     let StaticRendezvous { mut place, mut leases, store, nodes, advertised } =
         match static_rendezvous::find_place(spec, workers, signals) {
@@ -112,7 +112,9 @@ pub fn launch(
     let Some(argv) = plan.ranks.first().map(|rank| &rank.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(CliError::Preflight)?;
     let path = base.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
-    let program = preflight::find_program(&argv[0], path).map_err(CliError::Preflight)?;
+    let is_of_variable = vars.get("PYTHON_EXEC").is_some_and(|exec| argv[0] == OsStr::new(exec));
+    let field = if is_of_variable { "PYTHON_EXEC" } else { "training_script" };
+    let program = preflight::find_program(field, &argv[0], path).map_err(CliError::Preflight)?;
     let zygote = zygote(spec.preload.as_ref(), &plan, python)?;
     match spec.dry_run {
         Some(form) => {
@@ -228,9 +230,22 @@ pub fn launch(
     run_node::run_node(&launch, &frontend, (leases, NodeWork::Rounds(&rounds)), signals, status_pipe)
 }
 
-/// The number of workers of this node. `cpus`: the number that it may use.
-fn count_workers(spec: &TorchSpec, vars: &EnvVars, cpus: usize) -> Result<usize, CliError> {
-    torch::count(spec.nproc, "--nproc-per-node", Path::new("/"), vars, cpus).map_err(CliError::Preflight)
+/// The number of workers of this node. `allowed`: the CPUs that it may use.
+fn count_workers(spec: &TorchSpec, vars: &EnvVars, allowed: &CpuSet) -> Result<usize, CliError> {
+    let root = Path::new("/");
+    let count = |cpus| torch::count(spec.nproc, "--nproc-per-node", root, vars, cpus).map_err(CliError::Preflight);
+    if !matches!(spec.nproc, Nproc::Auto | Nproc::Cpu) {
+        return count(allowed.len());
+    }
+    let limits = cpus::cpus(root, allowed);
+    let (workers, of_mask) = (count(limits.threads(1))?, count(allowed.len())?);
+    if let (Some(quota), true) = (limits.quota, workers < of_mask) {
+        warn!(
+            "--nproc-per-node: {workers} ranks, because the cgroup has a CPU quota of {quota}; {of_mask} CPUs are in the \
+             affinity mask. Give a number for more ranks"
+        );
+    }
+    Ok(workers)
 }
 
 /// The warning about a CUDA_VISIBLE_DEVICES with fewer GPUs of this machine than workers. The driver is asked only if the list
@@ -298,8 +313,12 @@ fn captured(spec: &TorchSpec) -> OutputCapture {
     }
 }
 
-fn check_script(script: &TorchScript) -> Result<(), SpecError> {
+fn check_script(script: &TorchScript, workers: usize) -> Result<(), SpecError> {
     let (TorchScript::Python(name) | TorchScript::RunPath(name)) = script else { return Ok(()) };
+    if name == "-" && workers > 1 {
+        let why = format!("is the program on stdin: one of the {workers} ranks would read it, and the others nothing");
+        return Err(SpecError::new("training_script", "-", why, "write it to a file and give its path"));
+    }
     // Python reads `-` from stdin, and torchrun expands a `$` macro per worker.
     if name == "-" || Path::new(name).exists() || name.as_encoded_bytes().contains(&b'$') {
         return Ok(());

@@ -5,6 +5,9 @@ use crate::rendezvous::torch_store::StoreLimits;
 use crate::run::output::log_files::plain;
 use crate::spec::{Script, SpecError};
 use crate::sys::process::limits;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::unistd::{AccessFlags, access, faccessat};
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -12,10 +15,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Finds the program of a command line as a shell does, and checks that it is executable.
-pub fn find_program(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, SpecError> {
-    let error = |why: &str, hint: &str| Err(SpecError::new("training_script", name.to_string_lossy(), why, hint));
-    let executable = |p: &Path| p.is_file() && nix::unistd::access(p, nix::unistd::AccessFlags::X_OK).is_ok();
+/// Whether execve may run a file: by the effective ids and the capabilities of this process, unlike access(2).
+fn may_execute(path: &Path) -> nix::Result<()> {
+    match faccessat(AT_FDCWD, path, AccessFlags::X_OK, AtFlags::AT_EACCESS) {
+        // A sandbox denies faccessat2(2), of which it does not know.
+        Err(Errno::EPERM | Errno::ENOSYS) => access(path, AccessFlags::X_OK),
+        result => result,
+    }
+}
+
+/// Finds the program of a command line as a shell does, and checks that it is executable. `field`: what names it.
+pub fn find_program(field: &str, name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, SpecError> {
+    let error = |why: &str, hint: &str| Err(SpecError::new(field, name.to_string_lossy(), why, hint));
+    let executable = |p: &Path| p.is_file() && may_execute(p).is_ok();
     if name.as_encoded_bytes().contains(&b'/') {
         let found = PathBuf::from(name);
         return match () {
@@ -47,7 +59,7 @@ pub fn check_interpreter(program: &Path) -> Result<(), SpecError> {
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
     let Some(interpreter) = words.next().map(|word| Path::new(OsStr::from_bytes(word))) else { return Ok(()) };
-    match nix::unistd::access(interpreter, nix::unistd::AccessFlags::X_OK) {
+    match may_execute(interpreter) {
         Ok(()) => Ok(()),
         Err(error) => Err(SpecError::new(
             "training_script",

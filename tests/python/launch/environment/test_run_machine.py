@@ -10,6 +10,8 @@ import pytest
 from launching import Ended
 from torch_launching import TorchPlace
 
+USAGE = 66
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> TorchPlace:
@@ -31,9 +33,41 @@ def run_on(place: TorchPlace, mounts: str, *args: str, **env: str) -> Ended:
         return place.wait(launcher)
 
 
+@pytest.mark.parametrize("nproc", ["auto", "cpu"])
+def test_ranks_are_counted_by_the_cpu_quota(place: TorchPlace, nproc: str) -> None:
+    place.script("tell('ran')")
+    # A quota of one CPU, in version 2 and in version 1.
+    (place.folder / "cgroup/cpu").mkdir(parents=True)
+    (place.folder / "cgroup/cpu.max").write_text("100000 100000\n")
+    (place.folder / "cgroup/cpu/cpu.cfs_period_us").write_text("100000\n")
+    (place.folder / "cgroup/cpu/cpu.cfs_quota_us").write_text("100000\n")
+    mounts = "mount --bind cgroup /sys/fs/cgroup"
+    ended = run_on(place, mounts, f"--nproc-per-node={nproc}", "train.py", CUDA_VISIBLE_DEVICES="")
+    assert ended.status == 0, ended
+    assert [path.name for path in place.folder.glob("ran.*")] == ["ran.0"], ended
+
+
 def test_master_addr_resolves_where_localhost_does_not(place: TorchPlace) -> None:
     place.script("import socket; tell('found', socket.getaddrinfo(os.environ['MASTER_ADDR'], 0)[0][4][0])")
     (place.folder / "hosts").write_text("127.0.1.1 other\n")
     ended = run_on(place, "mount --bind hosts /etc/hosts", "--nproc-per-node=2", "train.py")
     assert ended.status == 0, ended
     assert place.text("found.0") in ("127.0.0.1", "::1")
+
+
+@pytest.mark.parametrize("exec_", ["/no/such", "nice python"])
+def test_an_interpreter_that_cannot_run_is_named_by_its_variable(place: TorchPlace, exec_: str) -> None:
+    place.script("")
+    ended = place.run("--nproc-per-node=2", "train.py", env=place.environment(PYTHON_EXEC=exec_))
+    assert ended.status == USAGE
+    (error,) = ended.error_lines()
+    assert error.startswith(f"rlaunch: error: PYTHON_EXEC {exec_}: "), error
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_program_on_stdin_has_one_reader(place: TorchPlace, ranks: int) -> None:
+    program = b"open('ran', 'a').write('.')"
+    ended = place.run(f"--nproc-per-node={ranks}", "-", input=program)
+    assert (ended.status, (place.folder / "ran").exists()) == ((0, True) if ranks == 1 else (USAGE, False)), (
+        ended
+    )
