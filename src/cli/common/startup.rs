@@ -7,6 +7,7 @@ use crate::plan::env::nested::{OuterLauncher, without_outer_exports};
 use crate::run::launch::OWN_VARS;
 use crate::spec::options::{Deprecation, EnvVars, Opt};
 use crate::sys::io::console;
+use crate::sys::io::terminal_modes::TerminalModes;
 use crate::sys::signals::Signals;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -21,12 +22,18 @@ pub fn run_launcher(
 ) -> i32 {
     console::fill_standard_descriptors();
     let mut status_pipe = StatusPipe::take(status_fd);
+    // A program that starts a launcher has the terminal, and may change its modes meanwhile.
+    let terminal = (!status_pipe.is_read()).then(TerminalModes::save).flatten();
     // Never dropped: this process ends with the launcher, and a late Ctrl-C must not reach Python.
     let mut signals = match Signals::install() {
         Ok(signals) => ManuallyDrop::new(signals),
         Err(error) => return status_pipe.fail(&CliError::SignalHandlers(error)),
     };
-    match body(&mut signals, &mut status_pipe) {
+    let ended = body(&mut signals, &mut status_pipe);
+    if let Some(terminal) = terminal {
+        terminal.restore();
+    }
+    match ended {
         Ok(status) => status,
         Err(error) => status_pipe.fail(&error),
     }

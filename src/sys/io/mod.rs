@@ -9,3 +9,4 @@ pub mod packet;
 pub mod poll;
 pub mod ports;
 pub mod shared_words;
+pub mod terminal_modes;

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import pty
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -71,3 +74,20 @@ def test_a_program_on_stdin_has_one_reader(place: TorchPlace, ranks: int) -> Non
     assert (ended.status, (place.folder / "ran").exists()) == ((0, True) if ranks == 1 else (USAGE, False)), (
         ended
     )
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+def test_the_terminal_has_its_modes_after_the_job(place: TorchPlace, end: str) -> None:
+    place.script(f"import tty; tty.setraw(0); {end}")
+    ours, theirs = pty.openpty()
+    with open(ours, "rb+", buffering=0), open(theirs, "rb+", buffering=0) as terminal:
+        before = termios.tcgetattr(terminal)
+        with place.start(
+            *("--nproc-per-node=1", "--capture=none", "train.py"),
+            stdin=terminal,
+            stdout=terminal,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+        ) as launcher:
+            place.wait(launcher)
+        assert termios.tcgetattr(terminal) == before
