@@ -24,6 +24,7 @@ from launching import (
     await_line,
     environment,
     gone,
+    insist,
     supervisor_of,
     until,
     validate,
@@ -184,7 +185,7 @@ def test_ctrl_c_twice(place: Place) -> None:
         place.ready(1)
         launcher.send_signal(signal.SIGINT)
         await_line(launcher.stderr, b"waiting up to 600 s")
-        launcher.send_signal(signal.SIGINT)
+        insist(launcher, signal.SIGINT)
         assert Place.wait(launcher).status == 130
     events, _ = checked(place)
     order = ["signal", "stopping", "signal", "forced", "killing"]
