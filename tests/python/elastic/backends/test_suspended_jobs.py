@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -11,7 +12,7 @@ import psutil
 import pytest
 from effort import each
 from elastic_jobs import BACKENDS, PADDLE, TORCH, Backend, Job, Node, joining
-from launching import until
+from launching import gone, until
 from multi_host import MultiHost, await_ranks
 
 LEASE = 2.0
@@ -31,29 +32,27 @@ def restarting(module: str) -> list[str]:
     return ["--max-restarts=3"] if module == TORCH else ["--elastic_level=1"]
 
 
-def tree(node: Node) -> list[psutil.Process]:
-    launcher = psutil.Process(node.process.pid)
-    return [launcher, *launcher.children(recursive=True)]
-
-
 def suspend(nodes: list[Node]) -> list[psutil.Process]:
-    """Stops all processes of these nodes; those of one node at once, as their parents come first."""
+    """Stops all processes of these nodes. None of those that are stopped is reaped, or starts another."""
     stopped: list[psutil.Process] = []
+
+    def stop(process: psutil.Process) -> None:
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE), "it to be stopped")
+        stopped.append(process)
+        for child in process.children():
+            stop(child)
+
     for node in nodes:
-        for process in tree(node):
-            os.kill(process.pid, signal.SIGSTOP)
-            stopped.append(process)
-
-    def all_stopped() -> bool:
-        return all(process.status() == psutil.STATUS_STOPPED for process in stopped)
-
-    until(all_stopped, "all to be stopped")
+        stop(psutil.Process(node.process.pid))
     return stopped
 
 
 def resume(stopped: list[psutil.Process]) -> None:
     for process in stopped:
-        os.kill(process.pid, signal.SIGCONT)
+        # The launcher, which runs first, may have killed ranks meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
 
 
 @each("module", [PADDLE, TORCH])
@@ -89,3 +88,25 @@ def test_a_job_that_was_suspended_for_longer_than_a_lease_goes_on(
                 one for one in node.events() if one["event"] == "round_ended" and "failed" in str(one)
             ]
             assert node.result()["outcome"] == "completed", node.result()
+
+
+@each("module", [PADDLE, TORCH])
+def test_the_ranks_of_a_node_that_is_suspended_alone_take_no_step_beside_the_next_round(
+    tmp_path: Path, made: MultiHost, backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, made.on, backend, "1:2") as job:
+        args = [*joining(module, JOIN, LEASE), *restarting(module), job.script(RUNS)]
+        zero, one = job.start(*args, count=2, module=module)
+        await_ranks(job, [zero, one])
+        stopped, ranks = suspend([one]), one.ranks()
+        try:
+            zero.await_round(1, 2)
+        finally:
+            # Not the ranks: they would go on until the launcher has run.
+            resume([process for process in stopped if process not in ranks])
+        until(lambda: all(gone(rank) for rank in ranks), "the end of the suspended ranks")
+        one.await_round(2, 3)
+        zero.await_round(2, 3)
+        job.finish()
+        job.end_successfully(zero, one)
+        assert job.check_one_world() == {1: 2, 2: 1, 3: 2}
