@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from effort import each
-from elastic_jobs import PADDLE, PADDLES, TORCH, AtMaster, Backend, Job
+from elastic_jobs import IMPORT_LIMIT, PADDLE, PADDLES, TORCH, AtMaster, Backend, Job
 from hosts import Host, hosts
+from launching import LIMIT
 from test_launch_nodes import TRAIN
 
 DDP = """
@@ -40,8 +41,8 @@ def four() -> Iterator[list[Host]]:
         yield made
 
 
-def check_training(job: Job, world: int) -> None:
-    job.end_successfully()
+def check_training(job: Job, world: int, limit: float = LIMIT) -> None:
+    job.end_successfully(limit=limit)
     # All have the same parameters in the end, and the sum that only all of them together have.
     (one,) = {(job.folder / f"trained.{rank}").read_text() for rank in range(world)}
     size, total, _, learned = one.split()
@@ -77,6 +78,7 @@ def test_two_hosts_train_with_torch(tmp_path: Path, four: list[Host], backend: B
         pytest.param((PADDLE, PADDLES), id="rlaunch serves"),
     ],
 )
+@pytest.mark.timeout(300)
 def test_paddles_own_launcher_is_one_of_the_nodes(
     tmp_path: Path, four: list[Host], modules: tuple[str, str]
 ) -> None:
@@ -86,4 +88,4 @@ def test_paddles_own_launcher_is_one_of_the_nodes(
             # Its own idea of its address is loopback's here.
             own = {"POD_IP": four[on].ip} if module == PADDLES else {}
             job.node(on, script, module=module, GLOO_SOCKET_IFNAME="wire", **own)
-        check_training(job, 2)
+        check_training(job, 2, IMPORT_LIMIT)

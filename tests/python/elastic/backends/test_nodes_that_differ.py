@@ -11,7 +11,19 @@ from pathlib import Path
 
 import pytest
 from effort import each
-from elastic_jobs import BACKENDS, NOT_MET, PADDLE, PADDLES, TORCH, USAGE, AtMaster, Backend, Job, joining
+from elastic_jobs import (
+    BACKENDS,
+    IMPORT_LIMIT,
+    NOT_MET,
+    PADDLE,
+    PADDLES,
+    TORCH,
+    USAGE,
+    AtMaster,
+    Backend,
+    Job,
+    joining,
+)
 from launching import environment
 from multi_host import MultiHost
 
@@ -141,11 +153,12 @@ def test_nodes_that_do_not_compare_refuse_the_option(tmp_path: Path, made: Multi
             )
 
 
+@pytest.mark.timeout(300)
 def test_nodes_of_paddles_launcher_compare_nothing(tmp_path: Path, made: MultiHost) -> None:
     with Job(tmp_path, made.on, AtMaster) as job:
         (one, _), _ = scripts(job)
         job.node(0, one, module=PADDLES, POD_IP=made.on[0].ip)
-        end = job.node(1, *joining(PADDLE, 60), "--require_same=git", one).end()
+        end = job.node(1, *joining(PADDLE, IMPORT_LIMIT), "--require_same=git", one).end(IMPORT_LIMIT)
         assert end.status == NOT_MET, end.stderr
         (line,) = end.error_lines()
         assert "is Paddle's, which compares nothing; start that node with rlaunch" in line
