@@ -15,7 +15,7 @@ use crate::sys::process::tree;
 use nix::sys::stat::makedev;
 use nix::unistd::geteuid;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::Metadata;
+use std::fs::{DirEntry, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,9 @@ pub fn see(reader: &LockedFileReader, processes: impl FnOnce() -> BTreeSet<i32>)
     let processes = processes();
     let mapped = mapped_by(reader, processes.clone());
     let open = processes.iter().filter_map(|pid| procfs::list(*pid, "fd").ok()).flatten().flatten();
-    let open = open.filter_map(|entry| std::fs::metadata(entry.path()).ok()).map(|found| id(&found));
+    // The file system of another file may hang, that of the logs too: its metadata would delay the end of the ranks.
+    let is_memory = |entry: &DirEntry| std::fs::read_link(entry.path()).is_ok_and(|file| has_name_of_memory(&file));
+    let open = open.filter(is_memory).filter_map(|entry| std::fs::metadata(entry.path()).ok()).map(|found| id(&found));
     let held: BTreeSet<FileId> = mapped.into_iter().chain(open).filter(|id| files.contains(id)).collect();
     let mut sightings = SIGHTINGS.lock().unwrap_or_else(PoisonError::into_inner);
     sightings.seen.retain(|id| files.contains(id));
@@ -162,7 +164,7 @@ pub fn warn_of_doubtful() {
 /// The regular files of this user in a folder that have a name of Paddle's.
 fn list(folder: &Path) -> Vec<MemoryFile> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let file = |entry: std::fs::DirEntry| {
+    let file = |entry: DirEntry| {
         let creator = creator(entry.file_name().as_bytes())?;
         // Does not follow a symbolic link (fstatat(2) with AT_SYMLINK_NOFOLLOW).
         let found = entry.metadata().ok()?;
@@ -186,6 +188,11 @@ fn creator(name: &[u8]) -> Option<i32> {
     // `parse` would accept a sign and leading zeros.
     let is_number = digits.first().is_some_and(|first| *first != b'0') && digits.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(digits).ok().filter(|_| is_number)?.parse().ok()
+}
+
+/// Whether a file has a name of Paddle's, wherever it lies: processes may have other mounts.
+fn has_name_of_memory(file: &Path) -> bool {
+    file.file_name().is_some_and(|name| creator(name.as_bytes()).is_some())
 }
 
 /// Whether a process runs no more code: it is gone, or a zombie without other threads. Waits for the threads of a process that
@@ -215,6 +222,16 @@ mod tests {
         }
         assert_eq!(creator(b"paddle_99999999999_7"), None);
         assert_eq!(creator(b"PADDLE_42_7"), None);
+    }
+
+    #[test]
+    fn memory_is_known_by_its_name_in_any_folder() {
+        for file in ["/dev/shm/paddle_42_7_1", "/paddle_42_7_1 (deleted)"] {
+            assert!(has_name_of_memory(Path::new(file)), "{file}");
+        }
+        for file in ["/logs/workerlog.0", "/paddle_42_7/workerlog.0", "pipe:[42]", "/"] {
+            assert!(!has_name_of_memory(Path::new(file)), "{file}");
+        }
     }
 
     #[test]

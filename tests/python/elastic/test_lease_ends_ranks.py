@@ -5,6 +5,7 @@ What nodes do when nothing else is wrong is in test_elastic_faults.py and test_e
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import psutil
 import pytest
@@ -212,6 +214,8 @@ def test_ranks_end_though_the_log_folder_hangs(
     launcher process does.
     """
     with (
+        # With memory of Paddle's on the machine, the supervisor process looks whose it is before it kills.
+        NamedTemporaryFile(dir="/dev/shm", prefix=f"paddle_{os.getpid()}_"),
         hanging_folder(made.on[1].run, tmp_path / "log.1") as logs,
         Job(tmp_path, made.on, backend, "1:2") as job,
     ):
