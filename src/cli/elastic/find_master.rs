@@ -209,7 +209,7 @@ pub(super) fn find_master(
             }
             ProbeResult::Paddle => return Ok(FoundMaster::Paddles),
             ProbeResult::Rlaunch(instance) => {
-                let own = translated.filter(|(server, _)| server.instance() == instance);
+                let own = translated.filter(|(server, _)| server.instance() == instance || server.has_nodes());
                 return Ok(own.map_or(FoundMaster::Others, |(server, host)| FoundMaster::Own(server, host)));
             }
         };

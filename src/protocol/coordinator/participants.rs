@@ -13,6 +13,9 @@ use std::time::Duration;
 const MAX_NAMED: usize = 32;
 /// How many machines of a complete job are named.
 const MAX_HOSTS: usize = 4;
+/// How much later than two leases a backend may report that a node is gone: etcd rounds leases up to whole seconds, and looks for
+/// lapsed ones from time to time.
+const LATE: Duration = Duration::from_secs(2);
 /// How many refusals a state contains. A node that is refused leaves at once.
 const MAX_REFUSED: usize = 64;
 
@@ -57,18 +60,21 @@ impl Coordinator {
     }
 
     /// The nodes that wait beside a round of a job that replaces no node, each with the reason why it cannot take part, and when there are
-    /// more. A member may be an earlier launcher that has gone with its machine: a node waits for as long as that one's lease.
+    /// more. A member may be an earlier launcher that has gone with its machine, and this node the same one anew: it is refused once that
+    /// one's lease would have lapsed. A job that is about to end refuses none.
     fn find_surplus(
         &self,
         rules: &JobRules,
         unfit: &BTreeMap<String, String>,
         now: Duration,
     ) -> (BTreeMap<String, String>, Option<Duration>) {
-        let is_complete = matches!(self.state.phase, JobPhase::Running | JobPhase::Stopping { .. });
+        let are_here = self.members.iter().all(|member| self.nodes.contains_key(&member.id));
+        let is_complete = are_here && matches!(self.state.phase, JobPhase::Running);
         let lease = Duration::from_millis(rules.lease_ms);
         if !is_complete || rules.replace_nodes() || lease.is_zero() {
             return (BTreeMap::new(), None);
         }
+        let patience = 2 * lease + LATE;
         let hosts: Vec<&str> = self.members.iter().map(|member| member.info.host.as_str()).take(MAX_HOSTS).collect();
         let more = self.members.len().saturating_sub(MAX_HOSTS);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -83,8 +89,8 @@ impl Coordinator {
             !is_member(id) && !unfit.contains_key(*id) && !node.record.info.is_paddle_launcher
         };
         let (due, later): (Vec<_>, Vec<_>) =
-            self.nodes.iter().filter(waits).partition(|(_, node)| now >= node.came + lease);
-        let next = later.into_iter().map(|(_, node)| node.came + lease).min();
+            self.nodes.iter().filter(waits).partition(|(_, node)| now >= node.came + patience);
+        let next = later.into_iter().map(|(_, node)| node.came + patience).min();
         (due.into_iter().map(|(id, _)| (id.clone(), why.clone())).collect(), next)
     }
 

@@ -384,21 +384,39 @@ fn a_job_none_of_whose_members_is_left_begins_anew_with_all_restarts() {
 
 /// A job whose machines were killed and that is started again at once finds the records of its earlier launchers.
 #[test]
-fn a_complete_job_refuses_more_nodes_once_all_members_have_outlived_a_lease() {
+fn a_complete_job_refuses_more_nodes_once_all_members_have_outlived_two_leases() {
     let rules = JobRules { lease_ms: 10_000, on_failure: OnFailure::End, on_loss: OnNodeLoss::End, ..level_1(2, 2, 0) };
     let info = |host: &str| NodeInfo { host: host.into(), ..info(&rules) };
     let mut machine = joined(&[("a", info("host-a")), ("b", info("host-b"))]);
     machine.record("c", record(&info("host-c"), NEW), time(3_000));
     machine.turn(time(3_000));
     assert!(refused(&machine).is_empty());
-    assert_eq!(machine.next_deadline(), Some(time(13_000)));
-    machine.turn(time(12_999));
+    assert_eq!(machine.next_deadline(), Some(time(25_000)));
+    machine.turn(time(24_999));
     assert!(refused(&machine).is_empty());
-    machine.turn(time(13_000));
+    machine.turn(time(25_000));
     assert_eq!(refused(&machine), ["c"]);
     let why = &machine.state().refused["c"];
     assert!(why.starts_with("the job has all of its 2 nodes (host-a, host-b), and replaces none"), "{why}");
     assert_eq!(member_ids(&machine), ["a", "b"]);
+}
+
+/// The launchers of all nodes are started anew while the leases of the earlier ones are still there.
+#[test]
+fn a_job_that_loses_a_member_refuses_no_launcher_that_returns() {
+    let rules = JobRules { lease_ms: 10_000, on_failure: OnFailure::End, on_loss: OnNodeLoss::End, ..level_1(2, 2, 0) };
+    let info = |host: &str| NodeInfo { host: host.into(), ..info(&rules) };
+    let mut machine = joined(&[("a", info("host-a")), ("b", info("host-b"))]);
+    machine.record("c", record(&info("host-a"), NEW), time(3_000));
+    machine.turn(time(3_000));
+    // The loss, and the turn in which the other launcher would be refused.
+    machine.gone("a", Departure::Lapsed { age: time(10_000) }, time(25_000));
+    machine.turn(time(25_000));
+    assert!(refused(&machine).is_empty());
+    assert!(matches!(machine.state().phase, JobPhase::Stopping { .. }), "{:?}", machine.state().phase);
+    // The ranks of the other node save what they have.
+    machine.turn(time(60_000));
+    assert!(refused(&machine).is_empty());
 }
 
 #[test]
