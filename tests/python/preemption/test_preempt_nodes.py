@@ -15,7 +15,7 @@ import pytest
 from effort import cases
 from etcd import Etcd
 from launching import TALKING, Ended, Place, free_ports, until
-from steps import PREEMPTED, STEPS, ask, checkpoints, events, state_after, variables
+from steps import PREEMPTED, STEPS, TERMINATED, ask, checkpoints, events, state_after, variables
 
 BACKENDS = ["paddle master", "paddle etcd", "c10d", "static"]
 
@@ -141,6 +141,18 @@ def test_notices_to_both_nodes_at_once_are_one(tmp_path: Path) -> None:
             launcher.send_signal(signal.SIGTERM)
         ends = job.ends(launchers)
     assert [end.status for end in ends] == [PREEMPTED] * 2, [end.stderr for end in ends]
+    assert len(set(checkpoints(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("backend", ["paddle master", "c10d", "static"])
+def test_a_users_stop_is_no_preemption_on_any_node(backend: str, tmp_path: Path) -> None:
+    job = TwoNodes(tmp_path, backend, (1, 1))
+    (tmp_path / "train.py").write_text(STEPS)
+    with job.run() as launchers:
+        job.await_ready(launchers)
+        ask(job.runtime(1), "stop", "--no-wait")
+        ends = job.ends(launchers)
+    assert [end.status for end in ends] == [TERMINATED] * 2, [end.stderr for end in ends]
     assert len(set(checkpoints(tmp_path))) == 1
 
 
