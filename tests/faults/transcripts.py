@@ -20,6 +20,7 @@ import re
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +158,7 @@ def interrupted(session: Session) -> None:
 
 @scene(
     "Ctrl-C twice",
-    "The ranks ignore SIGTERM; a second Ctrl-C kills them before the grace period is over.",
+    "The ranks ignore SIGTERM; a second Ctrl-C, after a pause, kills them before the grace period is over.",
     f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 {EPOCH}
@@ -168,6 +169,7 @@ def interrupted_twice(session: Session) -> None:
     session.launch()
     session.terminal.press(b"\x03")
     session.see("waiting up to .*\r\n")
+    time.sleep(2)  # Within 1.5 s it is the same request.
     session.terminal.press(b"\x03")
 
 
