@@ -296,8 +296,14 @@ impl<'a> EventLoop<'a> {
                 self.engine.poll().forget(self.inbox.launcher())?;
                 self.ranks.stop_watch.note_launcher_lost();
                 self.ranks.journal.write_later(JournalEvent::FrontLost);
-                self.send(SupervisorEvent::LauncherKilled)?;
-                if let Some(membership) = &mut self.membership {
+                // It may have passed a signal on before.
+                self.handle_inbox()?;
+                let is_noticed = self.has_notice_by_signal();
+                if !is_noticed {
+                    self.send(SupervisorEvent::LauncherKilled)?;
+                }
+                let have_ranks_time = is_noticed || self.engine.is_stopping() && !self.engine.is_killing();
+                if let Some(membership) = self.membership.as_mut().filter(|_| !have_ranks_time) {
                     membership.end_master();
                 }
             }

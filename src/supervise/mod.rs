@@ -20,8 +20,8 @@
 //! ```
 //!
 //! The work is done when all children but the servers (`Lifecycle`) have exited successfully. The event
-//! `LauncherKilled` leads to Killing from every phase. Suspension is not a phase: it pauses the timer of the
-//! current phase.
+//! `LauncherKilled` leads to Killing from every phase, except from Stopping by a signal, whose grace period goes on. Suspension is not
+//! a phase: it pauses the timer of the current phase.
 
 mod child;
 mod event;

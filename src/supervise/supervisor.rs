@@ -308,9 +308,16 @@ impl Supervisor {
         }
     }
 
+    /// Ranks that a signal stops keep their grace period: platforms kill the launcher soon after they have signalled it (IPython after
+    /// half a second).
     fn launcher_killed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        if self.phase != SupervisorPhase::Finished {
-            self.kill_for(now, StopReason::LauncherKilled, effects);
+        match self.phase {
+            SupervisorPhase::Finished => {}
+            SupervisorPhase::Stopping if self.is_stopped_by_signal() => {
+                self.resume(now, effects);
+                self.add_reason(StopReason::LauncherKilled);
+            }
+            _ => self.kill_for(now, StopReason::LauncherKilled, effects),
         }
     }
 

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Signals that ask the job to stop.
@@ -26,6 +26,9 @@ pub const BLOCKED_AT_START: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGUS
 pub const BLOCKED_IN_LAUNCHER: [i32; 1] = [libc::SIGTTOU];
 
 static PIPE: AtomicI32 = AtomicI32::new(-1);
+
+/// Signals that did not fit into the pipe, a bit for each. The kernel too keeps one of each while a process does not take them.
+static OVERFLOW: AtomicU64 = AtomicU64::new(0);
 
 /// A signal that a process has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,12 +71,14 @@ impl ReceivedSignal {
 
 extern "C" fn on_signal(signal: libc::c_int) {
     let fd = PIPE.load(Ordering::Relaxed);
-    // SAFETY: clock_gettime(2) and write(2) are async-signal-safe; `record` outlives the call; errno is restored. If the pipe is
-    // full the record is dropped, and the loop has many others to read.
+    // SAFETY: clock_gettime(2) and write(2) are async-signal-safe; `record` outlives the call; errno is restored.
     unsafe {
         let errno = *libc::__errno_location();
         let record = ReceivedSignal { signal, at: clock::now() }.to_bytes();
-        libc::write(fd, record.as_ptr().cast(), record.len());
+        // A pipe that is full is readable, so the loop looks. Signal 0 only wakes.
+        if libc::write(fd, record.as_ptr().cast(), record.len()) < 0 && signal > 0 {
+            OVERFLOW.fetch_or(1 << (signal - 1), Ordering::Relaxed);
+        }
         *libc::__errno_location() = errno;
     }
 }
@@ -183,7 +188,15 @@ impl Signals {
     /// The signals that arrived since the last call, in order. Signal 0: `wake`. In the supervisor process only its inbox may call it
     /// (`run/signal_inbox.rs`), which forgets none.
     pub fn drain(&self) -> Vec<ReceivedSignal> {
-        ReceivedSignal::read_all(&self.pipe.read).0
+        let mut received = ReceivedSignal::read_all(&self.pipe.read).0;
+        if PIPE.load(Ordering::Relaxed) != self.pipe.write.as_raw_fd() {
+            return received;
+        }
+        let (overflow, at) = (OVERFLOW.swap(0, Ordering::Relaxed), clock::now());
+        received.extend(
+            (1..=64).filter(|signal| overflow >> (signal - 1) & 1 == 1).map(|signal| ReceivedSignal { signal, at }),
+        );
+        received
     }
 }
 
@@ -313,6 +326,14 @@ mod tests {
                 && received.iter().all(|one| one.at >= before && one.at <= clock::now())
         );
         assert_eq!(signals.drain(), []);
+
+        // SAFETY: the same. The pipe holds some thousands.
+        (0..20_000).for_each(|_| unsafe { _ = libc::raise(libc::SIGUSR1) });
+        // SAFETY: the same.
+        unsafe { libc::raise(libc::SIGTERM) };
+        let received = signals.drain();
+        assert!(received.len() < 20_000);
+        assert_eq!(received.last().map(|one| one.signal), Some(libc::SIGTERM), "a stop is never lost");
         Ok(())
     }
 }

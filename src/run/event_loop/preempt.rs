@@ -62,6 +62,12 @@ impl EventLoop<'_> {
         self.send(SupervisorEvent::Stop(signal))
     }
 
+    /// Whether a signal to this launcher has given the ranks time to stop at a step, which they have not used up.
+    pub(super) fn has_notice_by_signal(&self) -> bool {
+        let notice = self.launch.preempt_link.notice().filter(|_| !self.engine.is_stopping());
+        notice.is_some_and(|notice| matches!(notice.cause, NoticeCause::Signal | NoticeCause::Stop))
+    }
+
     fn notice_by_signal(&self, cause: NoticeCause) -> Notice {
         let (now, policy) = (clock::now(), self.launch.policy_of_stop());
         let left = policy.stop_by.map(|at| at.saturating_sub(now));

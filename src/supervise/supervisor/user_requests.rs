@@ -36,8 +36,10 @@ impl Supervisor {
         }
     }
 
-    fn is_stopped_by_signal(&self) -> bool {
-        self.reasons.is_some_and(|reasons| matches!(reasons.decisive, StopReason::Signal(_)))
+    /// Whether a signal has begun the stop, or come meanwhile. The loss of the launcher leaves only such a stop its grace period.
+    pub(super) fn is_stopped_by_signal(&self) -> bool {
+        let decisive = self.reasons.map(|reasons| reasons.decisive);
+        matches!(decisive, Some(StopReason::Signal(_) | StopReason::LauncherKilled))
     }
 
     /// Whether another attempt follows where a user asks for it now. The end of an attempt that has failed is left to the policy.

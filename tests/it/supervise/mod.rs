@@ -395,6 +395,24 @@ fn a_lost_host_is_no_failure_of_a_rank_unless_one_came_first() {
 }
 
 #[test]
+fn ranks_that_a_signal_stops_keep_their_time_when_the_host_is_lost() {
+    let lost_after = |before: Happening| [(1_000, before), (1_500, Happening::HostLost)];
+    let stop = lost_after(Happening::Stop);
+    let report = run(&restarting(plain(&[&[STUBBORN, STUBBORN]], &stop)));
+    assert_eq!((report.outcome, report.at), (NodeOutcome::Stopped { signal: libc::SIGINT }, 11_000 * MS));
+    let again = [stop[0], stop[1], (2_000, Happening::HostLost), (3_000, Happening::Stop)];
+    assert_eq!(run(&plain(&[&[STUBBORN]], &again)).at, 3_000 * MS, "the second signal");
+    let slept = [stop[0], (1_200, Happening::Suspend), (601_200, Happening::HostLost)];
+    assert_eq!(run(&plain(&[&[STUBBORN]], &slept)).at, 611_000 * MS, "no rank that sleeps can save");
+    // A stop for another reason, in which a signal came.
+    let after_failure = [(2_000, Happening::Stop), (3_000, Happening::HostLost)];
+    let report = run(&restarting(plain(&[&[STUBBORN, FAILS]], &after_failure)));
+    assert_eq!((report.at, report.no_restart), (5 * MS + GRACE, Some(NoRestart::LauncherKilled)));
+    let report = run(&restarting(plain(&[&[STUBBORN]], &lost_after(Happening::Restart(None)))));
+    assert_eq!((report.outcome, report.at), (NodeOutcome::LauncherKilled, 1_500 * MS), "no signal");
+}
+
+#[test]
 fn a_node_that_the_others_do_not_wait_for_has_no_grace_period() {
     let cut_off = |at| (at, Happening::CutOff);
     let report = run(&plain(&[&[STUBBORN, GOOD]], &[cut_off(1_000)]));

@@ -106,6 +106,8 @@ pub struct World<'a> {
     start_failed: bool,
     pub stop_signals: usize,
     pub host_lost: bool,
+    /// The loss of the host ended the grace period.
+    pub host_kills: bool,
     /// The other nodes continue without this one.
     pub cut_off: bool,
     /// SIGKILL was announced, and last sent (in time awake).
@@ -160,6 +162,7 @@ impl<'a> World<'a> {
             start_failed: false,
             stop_signals: 0,
             host_lost: false,
+            host_kills: false,
             cut_off: false,
             killing: false,
             last_kill: Duration::ZERO,

@@ -117,7 +117,7 @@ impl World<'_> {
         let (now, awake) = (self.now, self.awake());
         let Manners { on_term, on_kill, .. } = self.manners(id.local_rank);
         let first = self.first.expect("killed without a reason");
-        let forced = self.stop_signals >= 2 || self.host_lost || self.cut_off;
+        let forced = self.stop_signals >= 2 || self.host_kills || self.cut_off;
         let due = awake >= first.awake + first.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
         let late = self.killing;
         let (done, repeats_signal) = (matches!(first.cause, Cause::Done), self.job.policy.repeats_signal);
@@ -355,7 +355,7 @@ impl World<'_> {
         let over = self.awake() > first.awake + first.grace;
         let stop_by = self.job.policy.stop_by.unwrap_or(Duration::MAX);
         let late = self.now > stop_by.max(first.at).max(self.woke);
-        if over || late || self.stop_signals >= 2 || self.host_lost || self.cut_off {
+        if over || late || self.stop_signals >= 2 || self.host_kills || self.cut_off {
             assert!(all(&|s| s.killed), "a rank outlived the grace, or a second signal");
         }
         let patience = self.last_kill + KILL_PATIENCE;

@@ -49,6 +49,8 @@ impl World<'_> {
             Happening::HostLost => {
                 self.wake();
                 self.host_lost = true;
+                // The grace period of a stop by a signal goes on.
+                self.host_kills |= self.stop_signals == 0;
                 self.reason(Cause::HostLost);
                 self.send(SupervisorEvent::LauncherKilled);
             }
