@@ -11,6 +11,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -41,6 +42,7 @@ pub struct CopiedLog {
 /// The pipe or the terminal of a rank in one attempt.
 pub struct RankOutput {
     copier: Arc<Mutex<LogCopier>>,
+    ends: Arc<AtomicBool>,
     over: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -67,8 +69,8 @@ struct LogCopier {
     waits_from: Duration,
     /// Bytes that the log has not taken in time.
     lost: u64,
-    /// Whether the rank has ended, and nothing waits for the console any more.
-    ends: bool,
+    /// Whether the rank is asked to stop, or has ended: it does not wait for the console any more, and its log grows.
+    ends: Arc<AtomicBool>,
 }
 
 impl LogCopier {
@@ -100,7 +102,7 @@ impl LogCopier {
     /// Writes to the log what it takes.
     fn write_rest(&mut self) {
         while self.has_rest() {
-            if let Some(rotated) = self.log.rotated.as_ref().filter(|_| !self.ends)
+            if let Some(rotated) = self.log.rotated.as_ref().filter(|_| !self.ends.load(Ordering::Relaxed))
                 && !rotated.make_room()
             {
                 return;
@@ -157,6 +159,7 @@ impl RankOutput {
             None => OutputEnd::open_pipe()?,
         };
         let (end, over) = (Arc::new(end), Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?));
+        let ends = Arc::new(AtomicBool::new(false));
         let copier = LogCopier {
             end: Some(end.clone()),
             log,
@@ -165,7 +168,7 @@ impl RankOutput {
             state: LogState::Takes,
             waits_from: Duration::ZERO,
             lost: 0,
-            ends: false,
+            ends: ends.clone(),
         };
         let copier = Arc::new(Mutex::new(copier));
         let (shared, wakeup, messages) = (copier.clone(), over.clone(), get_default(Dispatch::clone));
@@ -175,12 +178,17 @@ impl RankOutput {
             with_default(&messages, || copy_until_over(&end, &wakeup, &shared));
         };
         let thread = std::thread::Builder::new().name("rank-output".into()).spawn(body)?;
-        Ok((Self { copier, over, thread: Some(thread) }, for_rank))
+        Ok((Self { copier, ends, over, thread: Some(thread) }, for_rank))
     }
 
     /// Copies what has been written before this call. A process that goes on writing does not prolong it.
     pub fn drain(&self) {
         lock(&self.copier).copy();
+    }
+
+    /// From now on takes what the rank writes, above the limit of its log too. A rank that saves its state must not wait for a reader.
+    pub fn wait_no_more(&self) {
+        self.ends.store(true, Ordering::Relaxed);
     }
 
     /// Gives the rank's terminal the size of the one that the user sees.
@@ -194,7 +202,7 @@ impl RankOutput {
     /// Copies what has been written, and waits for room on the disk until `deadline`. Returns the bytes that are lost. Does not wait
     /// until all processes have closed the other end: later writes of a process that no sweep has found fail.
     pub fn close(self, deadline: Duration) -> u64 {
-        lock(&self.copier).ends = true;
+        self.wait_no_more();
         loop {
             let mut copier = lock(&self.copier);
             copier.copy();

@@ -135,9 +135,9 @@ pub const FDS_OF_LAUNCH: u64 = 4;
 /// Descriptors of a program that calls `spawn` for each rank: its pidfd, its lifeline, its port lease, two for its results, and
 /// with the fork server the pipe of its status and its sentinel.
 pub const FDS_OF_SPAWN: u64 = 7;
-/// Descriptors of the launcher for each torchrun worker: its pidfd, its lifeline, the file for its exception, those of its
-/// followed streams and of log rotation, and a port lease for Paddle's variables.
-const FDS_OF_WORKER: u64 = 9;
+/// Descriptors of the launcher for each torchrun worker: its pidfd, its lifeline, the file for its exception, a port lease for
+/// Paddle's variables, and of each captured stream its pipe, the eventfd of its copier, and its log three times.
+const FDS_OF_WORKER: u64 = 14;
 const FDS_OF_LAUNCHER: u64 = 32;
 
 fn needed(ranks: usize, each: u64) -> u64 {

@@ -368,6 +368,7 @@ impl RankHost for RankProcesses<'_> {
             words.set_end(clock::now());
         }
         let main = stop_recipients::main_process(child.pid(), signal).filter(|_| child.leads_group());
+        self.outputs.iter().for_each(|(_, output)| output.wait_no_more());
         // It fails if the rank has changed its user.
         let _ = if main.is_some() { child.signal_leader(signal) } else { self.signal(child, signal) };
         main

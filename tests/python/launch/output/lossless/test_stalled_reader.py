@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import select
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,38 @@ await_file('end')
     (notice,) = [line for line in rest.splitlines() if b"bytes of the output of rank 0 are lost" in line]
     assert b"%d bytes of" % result["lost_bytes"] in notice
     assert len(shown) + result["lost_bytes"] == (lines + 100) * 64
+
+
+def test_a_rank_that_is_asked_to_stop_does_not_wait_for_the_reader(tmp_path: Path) -> None:
+    place = TorchPlace(tmp_path)
+    lines, last = 80 * MEBI // 64, b"%063d\n" % (80 * MEBI // 64 + 99)
+    place.script(
+        WRITE
+        + f"""
+def save(*_):
+    # In the middle of the write that waits.
+    write(2, {lines}, 100)
+    tell("saved")
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, save)
+data = b"".join(b"%063d\\n" % number for number in range({lines}))
+tell("ready", os.getpid())
+while data:
+    data = data[os.write(2, data) :]
+"""
+    )
+    with place.start("--console-drain-timeout=600", "train.py") as launcher:
+        assert launcher.stderr is not None
+        place.ready(1)
+        (log,) = (place.folder / "tmp").glob("torchelastic_*/*/rlaunch/attempt_0/0/stderr.log")
+        until(lambda: log.stat().st_size >= LIMIT_OF_CAPTURE, "a full log")
+        launcher.send_signal(signal.SIGTERM)
+        until((place.folder / "saved.0").exists, "the rank's state")
+        shown = launcher.stderr.read()
+        place.wait(launcher)
+    # After a stop, the console is not waited for long.
+    assert last in shown or last in log.read_bytes()
 
 
 def test_a_reader_that_has_gone_leaves_the_rest_in_the_log(tmp_path: Path) -> None:
