@@ -3,7 +3,7 @@
 use crate::supervise::MainProcess;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::procfs::status::ProcStatus;
-use crate::sys::process::tree;
+use crate::sys::process::{procfs, tree};
 
 /// Programs that run a trap for a signal only once the program in the foreground has ended (sh(1p), "Signals and Error Handling").
 const SHELLS: [&str; 10] = ["sh", "ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "mksh", "zsh"];
@@ -12,7 +12,7 @@ const SHELLS: [&str; 10] = ["sh", "ash", "bash", "busybox", "dash", "fish", "ksh
 /// process neither catches it nor waits for it, cannot be read, or is a shell that waits for a program.
 pub fn main_process(pid: i32, signal: i32) -> Option<MainProcess> {
     let main = ProcStatus::of(pid)?;
-    if !SHELLS.contains(&main.name.as_str()) {
+    if !is_shell(pid, &main) {
         let handles = main.catches(signal) || main.blocks(signal) && !main.ignores(signal);
         return handles.then_some(MainProcess::Program);
     }
@@ -22,6 +22,12 @@ pub fn main_process(pid: i32, signal: i32) -> Option<MainProcess> {
     let own = ProcStatus::of(std::process::id() as i32).is_some_and(|own| own.ignores(libc::SIGQUIT));
     let mut programs = tree::children(pid).into_iter().filter_map(ProcStatus::of);
     (!programs.any(|program| is_in_foreground(&program, pid, own))).then_some(MainProcess::Shell)
+}
+
+/// Whether a process is a shell. It has the name of its script, if it was started by the `#!` line of that (execve(2)). Its program may
+/// be hidden from this process.
+fn is_shell(pid: i32, status: &ProcStatus) -> bool {
+    SHELLS.contains(&procfs::program(pid).as_deref().unwrap_or(&status.name))
 }
 
 /// Whether a shell waits for this program of its group. A script's commands with `&` ignore SIGQUIT (sh(1p), "Signals and Error

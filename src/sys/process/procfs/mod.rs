@@ -68,6 +68,15 @@ pub fn read(pid: i32, name: &str) -> io::Result<Vec<u8>> {
     std::fs::read(format!("/proc/{pid}/{name}"))
 }
 
+/// The file name of the program that a process runs; `None` if this process may not see it (ptrace(2), "Ptrace access mode checking").
+pub fn program(pid: i32) -> Option<String> {
+    proven().ok()?;
+    let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let name = path.file_name()?.to_str()?;
+    // Since an update, maybe (proc_pid_exe(5)).
+    Some(name.strip_suffix(" (deleted)").unwrap_or(name).to_owned())
+}
+
 /// Reads a short file `/proc/PID/NAME` by one read(2), which returns all of it: half the system calls of `read`.
 fn read_short(pid: i32, name: &str) -> io::Result<Vec<u8>> {
     proven()?;

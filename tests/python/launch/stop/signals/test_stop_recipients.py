@@ -322,6 +322,38 @@ def test_programs_of_a_shell_script_have_the_grace_period(job: Job, mark: str, k
     assert marked(mark) == []
 
 
+# Programs that interpret a script by its `#!` line, which gives a process the name of the script.
+SCRIPTS = {
+    "a shell without a trap": ("#!/bin/sh", SHELLS["no trap"][0]),
+    "bash without a trap": ("#!/bin/bash", SHELLS["no trap"][0]),
+    "a shell with a trap": ("#!/bin/sh", SHELLS["a trap and a program in the foreground"][0]),
+}
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_programs_of_an_executable_script_are_asked_at_once(
+    tmp_path: Path, mark: str, kind: str, name: str
+) -> None:
+    """A shell catches SIGINT while it waits for a program: not to handle it, but to look at it later."""
+    job = Job("torch", tmp_path, mark)
+    interpreter, lines = SCRIPTS[kind]
+    job.place.script(COUNTS.replace("SIGTERM", name))
+    lines = lines.format(python=sys.executable).replace("TERM", name.removeprefix("SIG"))
+    job.place.script(f"{interpreter}\n{lines}\n", "train.sh")
+    (job.place.folder / "train.sh").chmod(0o755)
+    # The last call comes at the end of the grace period, minutes after this wait has failed.
+    with job.start("./train.sh") as launcher:
+        job.place.ready(1)
+        launcher.send_signal(signal.Signals[name])
+        job.await_file("asked-1")
+        (job.place.folder / "go").touch()
+        ended = Place.wait(launcher)
+    assert ended.status == 128 + signal.Signals[name], ended.stderr
+    assert job.place.text("saved.0") == "1", "one request is one signal"
+    assert marked(mark) == []
+
+
 # --- Helpers of Python and of torch. -----------------------------------------------------------------------
 
 MANAGED = """
