@@ -14,7 +14,7 @@ use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::pidfd;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -26,6 +26,13 @@ const GROUP_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the engine waits for the end of the peer that a failed rank has lost. The kernel closes the sockets of a process
 /// before it reports its end (exit_files before exit_notify in do_exit), and a busy machine may run others in between.
 const PEER_PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long the leftovers of a rank that a stop signal has ended are left alone, although the job does not stop: who signals all
+/// processes of a job reaches this one too, maybe later (systemd.kill(5), `KillMode=control-group`).
+const SENDER_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Signals by which senders stop jobs. SIGABRT is how programs fail.
+const SENDER_SIGNALS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
 /// The first token of the host's own descriptors; smaller tokens are local ranks.
 pub const HOST_TOKENS: u64 = 1 << 32;
@@ -59,6 +66,9 @@ pub struct Engine {
     /// Local ranks that have ended and are not reaped yet: members of their process group live, or a debugger that traces them
     /// has not waited for them (ptrace(2), "Death under ptrace").
     lingering: BTreeSet<usize>,
+    /// Those among them that a stop signal has ended although they were not asked to stop: until when a stop may come that
+    /// explains it.
+    unexplained: BTreeMap<usize, Duration>,
     report: Option<NodeReport>,
 }
 
@@ -75,6 +85,7 @@ impl Engine {
             killed: HashSet::new(),
             expired: HashSet::new(),
             lingering: BTreeSet::new(),
+            unexplained: BTreeMap::new(),
             report: None,
         })
     }
@@ -97,6 +108,7 @@ impl Engine {
             killed: HashSet::new(),
             expired: HashSet::new(),
             lingering: BTreeSet::new(),
+            unexplained: BTreeMap::new(),
             report: None,
         })
     }
@@ -119,6 +131,11 @@ impl Engine {
     /// Time until the next look at ranks that have ended and are not reaped; `None`: there are none.
     pub fn time_to_next_look(&self) -> Option<Duration> {
         (!self.lingering.is_empty()).then_some(GROUP_INTERVAL)
+    }
+
+    /// Whether a stop that may have come would explain the end of a rank.
+    pub fn expects_stop(&self) -> bool {
+        !self.unexplained.is_empty()
     }
 
     /// Local ranks that are alive as far as the supervisor knows.
@@ -205,6 +222,10 @@ impl Engine {
         tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
         let mut ended = self.reap(&tokens, host)?;
         if ended.iter().any(|(_, exit)| !exit.is_success()) {
+            // Ranks whose end no stop has explained ended before.
+            let earlier: Vec<_> = self.unexplained.keys().map(|rank| *rank as u64).collect();
+            self.unexplained.values_mut().for_each(|until| *until = Duration::ZERO);
+            ended.splice(0..0, self.reap(&earlier, host)?);
             // The end of a rank that failed because of a lost peer may arrive before the end of that peer.
             if ended.iter().all(|(id, exit)| exit.is_success() || host.has_lost_peer(*id)) {
                 let living: Vec<_> = self.children.iter().flatten().map(|child| child.as_fd()).collect();
@@ -296,7 +317,11 @@ impl Engine {
     fn reap_rank(&mut self, rank: usize, host: &mut dyn RankHost) -> io::Result<Option<(ChildId, Exit)>> {
         let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(None) };
         let id = ChildId { attempt: self.attempt, local_rank: rank };
-        if child.leads_group() && child.has_ended()? {
+        if let Some(exit) = child.exit_of_zombie().filter(|_| child.leads_group()) {
+            if self.awaits_stop(id, (&child, exit), host) {
+                self.linger(rank, &child)?;
+                return Ok(None);
+            }
             if self.leftovers_have_time(id, &child, host) {
                 self.linger(rank, &child)?;
                 self.send(SupervisorEvent::MainProcessEnded(id), host)?;
@@ -317,11 +342,22 @@ impl Engine {
         Ok(Some((id, exit)))
     }
 
+    /// Whether the request to stop that explains this end may be still to come, and matters to other processes of the group.
+    fn awaits_stop(&mut self, id: ChildId, (child, exit): (&Child, Exit), host: &dyn RankHost) -> bool {
+        let is_senders = matches!(exit, Exit::Signal(signal) if SENDER_SIGNALS.contains(&signal));
+        let was_signalled = self.asked.contains_key(&id) || self.killed.contains(&id);
+        if !is_senders || was_signalled || !host.group_lingers(child.pid()) {
+            return false;
+        }
+        let now = clock::now();
+        now < *self.unexplained.entry(id.local_rank).or_insert(now + SENDER_PATIENCE)
+    }
+
     /// Whether other processes of the group of a child that has ended are waited for.
-    fn leftovers_have_time(&self, id: ChildId, child: &Child, host: &dyn RankHost) -> bool {
+    fn leftovers_have_time(&mut self, id: ChildId, child: &Child, host: &dyn RankHost) -> bool {
         let Some(signal) = self.asked.get(&id) else { return false };
         let is_over = self.killed.contains(&id) || self.expired.contains(&id);
-        let is_known = self.lingering.contains(&id.local_rank);
+        let is_known = self.unexplained.remove(&id.local_rank).is_none() && self.lingering.contains(&id.local_rank);
         !is_over && host.group_lingers(child.pid()) && (is_known || host.group_heeds(child.pid(), *signal))
     }
 
@@ -355,6 +391,7 @@ impl Engine {
     }
 
     fn forget(&mut self, rank: usize, child: &Child) -> io::Result<()> {
+        self.unexplained.remove(&rank);
         if self.lingering.remove(&rank) { Ok(()) } else { self.poll.forget(child.as_fd()) }
     }
 

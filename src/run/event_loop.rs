@@ -184,6 +184,9 @@ impl<'a> EventLoop<'a> {
             let tokens = self.engine.wait(limit, &self.ranks)?;
             // Before the ends of ranks: if this node was suspended, the launcher process may have killed them.
             self.check_lease()?;
+            if self.engine.expects_stop() {
+                self.handle_inbox()?;
+            }
             let mut tokens = self.engine.handle(tokens, &mut self.ranks)?;
             // A sweep may have read it ahead: the descriptors are not readable any more.
             tokens.extend(self.inbox.has_read_ahead().then_some(INBOX));

@@ -244,6 +244,65 @@ impl RankHost for Reporter {
     }
 }
 
+/// Ranks whose process groups outlive them for so long as this says.
+struct Outlived {
+    scripts: [&'static str; 2],
+    output: OwnedFd,
+    started: Vec<Arc<Child>>,
+    lives: bool,
+}
+
+impl RankHost for Outlived {
+    fn start(&mut self, id: ChildId) -> Result<RankStart, StartError> {
+        let child = start(&shell(self.scripts[id.local_rank], &self.output, None));
+        self.started.push(child.clone());
+        Ok(RankStart::Started(child))
+    }
+    fn group_lingers(&self, _: i32) -> bool {
+        self.lives
+    }
+    fn report_progress(&mut self, _: ProgressNote) {}
+}
+
+#[test]
+fn the_end_of_a_rank_by_a_stop_signal_waits_for_the_stop_that_explains_it() {
+    for then in ["stop", "another fails", "nothing"] {
+        let (_read, output) = pipe();
+        let mut host = Outlived { scripts: ["kill -TERM $$", SLEEPER], output, started: Vec::new(), lives: true };
+        let policy = SupervisionPolicy::with_grace(Duration::from_secs(60));
+        let mut engine = Engine::new(&[Lifecycle::Main; 2], policy).unwrap();
+        engine.send(SupervisorEvent::Start, &mut host).unwrap();
+        while engine.start_next(&mut host).unwrap() {}
+        while !engine.expects_stop() {
+            engine.turn(None, &mut host).unwrap();
+        }
+        assert_eq!((engine.living(), engine.is_stopping()), (vec![0, 1], false));
+        match then {
+            "stop" => engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut host).unwrap(),
+            "another fails" => host.started[1].signal(libc::SIGKILL).unwrap(),
+            _ => {}
+        }
+        while !engine.is_stopping() && engine.report().is_none() {
+            engine.turn(None, &mut host).unwrap();
+        }
+        if then == "stop" {
+            engine.turn(Some(Duration::ZERO), &mut host).unwrap();
+            assert!(engine.living().contains(&0), "its group has the grace period");
+        }
+        host.lives = false;
+        while engine.report().is_none() {
+            engine.turn(None, &mut host).unwrap();
+        }
+        let exit = Exit::Signal(libc::SIGTERM);
+        let expected = match then {
+            "stop" => NodeOutcome::Stopped { signal: libc::SIGTERM },
+            _ => NodeOutcome::Failed { culprit: 0, exit },
+        };
+        assert_eq!(engine.report().unwrap().outcome, expected, "{then}");
+        assert_eq!(engine.report().unwrap().ranks[0].exit, Some(exit));
+    }
+}
+
 #[test]
 fn ranks_are_signalled_before_anything_is_reported() {
     let (mut read, output) = pipe();

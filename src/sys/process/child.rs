@@ -84,10 +84,16 @@ impl Child {
         self.group
     }
 
-    /// Whether it has ended and has not been reaped, so that its pid is not reused.
-    pub fn has_ended(&self) -> io::Result<bool> {
+    /// How it ended, if it has ended and has not been reaped, so that its pid is not reused.
+    pub fn exit_of_zombie(&self) -> Option<Exit> {
         let exit = self.lock();
-        Ok(exit.is_none() && self.handle.pidfd().is_some_and(|pidfd| pidfd::has_ended(pidfd).unwrap_or(false)))
+        let pidfd = self.handle.pidfd().filter(|_| exit.is_none())?;
+        pidfd::exit_of_zombie(pidfd).unwrap_or(None)
+    }
+
+    /// Whether it has ended and has not been reaped.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        Ok(self.exit_of_zombie().is_some())
     }
 
     /// The number of a descriptor that becomes readable (poll, epoll) when the child has ended.

@@ -35,7 +35,12 @@ pub fn send_signal(fd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
 
 /// Whether the child has ended. Does not reap it: it stays a zombie, so its pid and its process group number are not reused.
 pub fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(wait(fd, libc::WNOWAIT)?.is_some())
+    Ok(exit_of_zombie(fd)?.is_some())
+}
+
+/// How the child ended, if it has. Does not reap it.
+pub fn exit_of_zombie(fd: BorrowedFd<'_>) -> io::Result<Option<Exit>> {
+    Ok(wait(fd, libc::WNOWAIT)?.map(|status| status.exit))
 }
 
 /// Waits up to `patience` until one of these processes has ended. Also returns when a signal handler has run. Whether one has
