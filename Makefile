@@ -26,7 +26,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py tests/python/test_prose.py
-.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust lint-all lint-workflows test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
+.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust lint-all lint-workflows test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults stops chaos blame fuzz mutants soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -43,6 +43,7 @@ help:
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
 	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
+	@echo "make stops   who stops a job, and whether its ranks save their checkpoint, on all launchers; writes docs/stop-matrix.md (20 minutes; as test-cluster)"
 	@echo "make chaos   half an hour of training under random partitions, freezes and lost machines; writes docs/chaos.md (root)"
 	@echo "make blame   whom launchers blame for jobs that fail, side by side; writes docs/blame.md (ten minutes)"
 	@echo "make fuzz    random bytes to every parser of outside bytes, ten minutes each; needs a nightly Rust"
@@ -166,15 +167,16 @@ test-pythons: $(VENV)/installed
 test-gpu: $(VENV)/built
 	$(BIN)/python -m pytest tests/gpu $(GPU)
 
-# Debian's Slurm and Open MPI for the test cluster. They are unpacked, not installed: this machine gets no users, services or files in
-# /etc. Programs have the names that update-alternatives would give them.
+# Debian's Slurm, Open MPI and sshd for the test cluster. They are unpacked, not installed: this machine gets no users, services or files
+# in /etc. Programs have the names that update-alternatives would give them.
 SLURM := target/slurm
 APT_GET := apt-get --quiet --quiet --option Dir::Cache::archives=$(CURDIR)/$(SLURM).debs
 $(SLURM)/unpacked:
 	@command -v apt-get >/dev/null || { echo "make: the test cluster needs Debian or Ubuntu, whose apt-get downloads Slurm" >&2; exit 1; }
 	rm -rf $(SLURM) $(SLURM).debs
 	mkdir -p $(SLURM)/usr/sbin $(SLURM).debs/partial
-	download() { $(APT_GET) install --yes --no-install-recommends --download-only munge slurm-client slurmctld slurmd openmpi-bin; }; \
+	download() { $(APT_GET) install --yes --no-install-recommends --download-only munge slurm-client slurmctld slurmd openmpi-bin \
+		openssh-server; }; \
 		download || { $(APT_GET) update && download; }
 	for package in $(SLURM).debs/*.deb; do dpkg --extract $$package $(SLURM) || exit 1; done
 	for name in slurmctld slurmd slurmstepd; do ln -s $$name-wlm $(SLURM)/usr/sbin/$$name; done
@@ -252,6 +254,10 @@ agents: $(VENV)/built
 faults: $(VENV)/built
 	$(BIN)/python tests/faults/matrix.py --launcher rlaunch --launcher paddle --launcher torchrun \
 		$(ONLY) --write docs/fault-matrix.md
+
+# STOPS="--launcher run --sender ssh": these cells alone; the page keeps what target/stops.json has of the others.
+stops: $(VENV)/built $(VENV)/torch $(SLURM)/unpacked
+	$(BIN)/python tests/faults/stops/stop_matrix.py --results target/stops.json --write docs/stop-matrix.md $(STOPS)
 
 chaos: $(VENV)/built $(VENV)/torch
 	$(BIN)/python tests/chaos/chaos.py --write docs/chaos.md $(CHAOS)
