@@ -43,7 +43,7 @@ help:
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
 	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
-	@echo "make stops   who stops a job, and whether its ranks save their checkpoint, on all launchers; writes docs/stop-matrix.md (20 minutes; as test-cluster)"
+	@echo "make stops   ways to stop a job, and whether its checkpoint is saved, on all launchers; writes docs/stop-matrix.md (20 minutes; needs what test-cluster needs)"
 	@echo "make chaos   half an hour of training under random partitions, freezes and lost machines; writes docs/chaos.md (root)"
 	@echo "make blame   whom launchers blame for jobs that fail, side by side; writes docs/blame.md (ten minutes)"
 	@echo "make fuzz    random bytes to every parser of outside bytes, ten minutes each; needs a nightly Rust"

@@ -182,6 +182,8 @@ class StopCell:
         }
         self.command = [
             "env",
+            # Set in the kernel of the tests' notebooks; Paddle's launcher fails if it is empty.
+            "--unset=CUDA_VISIBLE_DEVICES",
             *(f"{name}={value}" for name, value in self.environment.items()),
             sys.executable,
             *launcher.options,
@@ -293,7 +295,7 @@ Body = Callable[[StopCell], None]
 
 @dataclass(frozen=True)
 class Sender:
-    """Who stops a job. `body` starts the job in its way, stops it, and waits for its end."""
+    """A way to stop a job. `body` starts the job, stops it, and waits for its end."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""The stop matrix: who stops a job, what its ranks do then, and whether their checkpoint is saved.
+"""The stop matrix: ways to stop a job by kinds of ranks, and whether checkpoints are saved.
 
     python tests/faults/stops/stop_matrix.py --launcher run --sender kill --sender ssh
     python tests/faults/stops/stop_matrix.py --results target/stops.json --write docs/stop-matrix.md
@@ -37,9 +37,10 @@ from stop_ranks import KINDS, RankKind
 
 HEAD = """# Stop matrix
 
-Who stops a job, what its ranks do then, and whether their checkpoint is saved: the same code
-(`tests/faults/stops/`) does the same to each launcher, with real programs as senders. Written by
-`make stops`; do not edit. Linux {linux}, Python {python}, {cores} cores.
+Users, tools and platforms stop a job in different ways, and ranks react in different ways. This page says
+under which launcher the ranks' checkpoint is saved. The same code (`tests/faults/stops/`) does the same to
+each launcher, with real programs as senders. Written by `make stops`; do not edit. Linux {linux}, Python
+{python}, {cores} cores.
 
 A job has {ranks} ranks. A rank that saves needs {save:g} s for it. Grace periods are each launcher's
 default. The sender stops a job once all ranks have set what they do at a signal. Each cell has, separated by
@@ -48,14 +49,14 @@ commas:
 - **Saved**: ranks whose checkpoint file is whole, which means that it has its last line. A rank that ignores
   the signals has saved if the last of its periodic checkpoints is whole and no process writes it any more.
 - **Seconds** from the stop to the end of the job's last process.
-- **Exit status** of the command that the user started, where somebody waits for it.
+- **Exit status** of the command that the user started, where the sender waits for it.
 - **Left**: processes of the job that live {settle:g} s after the command's end, if there are any.
 
 ✗: not all ranks have saved, or a process is left.
 
 """
 AFTER_SUMMARY = """
-A cell in brackets is not counted: the sender signals every process itself, and has thereby ended the workers.
+A cell in brackets is not counted: the sender signals every process itself, and thereby ends the workers.
 [Another table](#{anchor}) has the same senders with workers that ignore the signals.
 
 ## Senders
