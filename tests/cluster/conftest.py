@@ -19,6 +19,7 @@ FILES = [
     "test_side_by_side",
     "test_ends",
     "test_preemption",
+    "test_stop_senders",
 ]  # In the table's order.
 
 
