@@ -14,9 +14,8 @@ from stop_cell import LIMIT, StopCell, sender
 @sender(
     "slurm",
     "Slurm's `scancel`",
-    "A batch job with `srun launcher ...` in the test cluster. SIGTERM, SIGCONT and SIGTERM go to every "
-    "process of the step.",
-    to_all=True,
+    "A batch job with `srun launcher ...` in the test cluster. Slurm sends SIGTERM, SIGCONT and SIGTERM to "
+    "the step.",
 )
 def slurm(job: StopCell) -> None:
     assert job.cluster is not None

@@ -56,8 +56,9 @@ commas:
 
 """
 AFTER_SUMMARY = """
-A cell in brackets is not counted: the sender signals every process itself, and thereby ends the workers.
-[Another table](#{anchor}) has the same senders with workers that ignore the signals.
+The table counts senders under which both ranks saved and no process was left. A cell in brackets is not
+counted: the sender signals every process itself, and thereby ends the workers.
+[Another table](#{anchor}) has it with workers that ignore the signals.
 
 ## Senders
 
@@ -83,6 +84,16 @@ def applies(sender: Sender, kind: RankKind, launcher: StopLauncher) -> bool:
     if sender.ours_alone and not launcher.ours:
         return False
     return sender.to_all or kind.name != "guarded"
+
+
+def all_keys() -> list[CellKey]:
+    return [
+        CellKey(sender.name, kind.name, launcher.name)
+        for kind in KINDS.values()
+        for sender in SENDERS.values()
+        for launcher in LAUNCHERS.values()
+        if applies(sender, kind, launcher)
+    ]
 
 
 def counts(sender: Sender, kind: RankKind) -> bool:
@@ -134,7 +145,7 @@ def page(results: Results) -> str:
         save=REAL.save,
         settle=SETTLE,
     )
-    lines = [about + line("senders under which all ranks saved", *titles), "|" + "---|" * (1 + len(titles))]
+    lines = [about + line("all saved, nothing left", *titles), "|" + "---|" * (1 + len(titles))]
     lines += [line(kind.title, *(score(results, kind, name) for name in launchers)) for kind in kinds]
     anchor = KINDS["guarded"].title.lower().replace(" ", "-")
     lines += [AFTER_SUMMARY.format(anchor=anchor), *header("sender", "what it does")]
@@ -153,7 +164,8 @@ def page(results: Results) -> str:
 def read_results(file: Path | None) -> Results:
     if file is None or not file.exists():
         return {}
-    return {CellKey(*key.split("/")): Seen(**seen) for key, seen in json.loads(file.read_text()).items()}
+    read = {CellKey(*key.split("/")): Seen(**seen) for key, seen in json.loads(file.read_text()).items()}
+    return {key: seen for key, seen in read.items() if key in all_keys()}
 
 
 def write_results(file: Path, results: Results) -> None:
@@ -186,14 +198,11 @@ def main() -> int:
     args = parser.parse_args()
 
     keys = [
-        CellKey(sender.name, kind.name, launcher.name)
-        for kind in KINDS.values()
-        for sender in SENDERS.values()
-        for launcher in LAUNCHERS.values()
-        if applies(sender, kind, launcher)
-        and (not args.launcher or launcher.name in args.launcher)
-        and (not args.sender or sender.name in args.sender)
-        and (not args.kind or kind.name in args.kind)
+        key
+        for key in all_keys()
+        if (not args.launcher or key.launcher in args.launcher)
+        and (not args.sender or key.sender in args.sender)
+        and (not args.kind or key.kind in args.kind)
     ]
     needed = [senders_unpacked.missing()] if any(key.sender == "ssh" for key in keys) else []
     needed += [slurm_cluster.missing()] if any(key.sender == "slurm" for key in keys) else []
