@@ -82,3 +82,15 @@ def test_a_page_has_a_table_for_each_kind_and_a_row_for_each_sender() -> None:
             if not stop_matrix.counts(sender, kind):
                 theirs, ours = f"({theirs.removeprefix('✗ ')})", f"({ours})"
             assert row[1:] == [ours, ours, theirs, theirs]
+
+
+def test_the_committed_page_has_all_cells() -> None:
+    summary, _, *tables = bars.tables(PAGE.read_text())
+    assert summary.head[1:] == [f"`{launcher.title}`" for launcher in LAUNCHERS.values()]
+    assert [table.section for table in tables] == [kind.title for kind in KINDS.values()]
+    for kind, table in zip(KINDS.values(), tables, strict=True):
+        titles = [
+            sender.title for sender in SENDERS.values() if stop_matrix.applies(sender, kind, LAUNCHERS["run"])
+        ]
+        assert [row[0] for row in table.rows] == titles
+        assert all(len(row) == 1 + len(LAUNCHERS) for row in table.rows)
