@@ -37,7 +37,7 @@ pub fn find_unfit<'a>(
             difference_from_paddle(info, first)
         } else {
             let difference = info.rules.difference(rules);
-            difference.or_else(|| info.rules.command_difference(rules, &first.host)).or_else(|| {
+            difference.or_else(|| info.rules.script_difference(rules, &first.host)).or_else(|| {
                 let [own, first] = [info, first].map(|info| (info.host.as_str(), &info.fingerprint));
                 fingerprint::required_difference(&rules.require_same, own, first)
             })
@@ -114,19 +114,14 @@ pub fn fingerprint_warnings<'a>(members: impl Iterator<Item = &'a NodeInfo>) -> 
 impl JobRules {
     /// The first difference from what the job's ranks run, which its first node has, for people. A launcher that does not compare this
     /// sends none.
-    fn command_difference(&self, job: &JobRules, host: &str) -> Option<String> {
-        let differs = |own: &str, others: &str| !own.is_empty() && !others.is_empty() && own != others;
-        let difference = if differs(&self.script, &job.script) {
-            format!("the job runs {} (on {host}), this node {}", job.script, self.script)
-        } else if differs(&self.arguments, &job.arguments) {
-            format!("the arguments of {} are others than on {host}", self.script)
-        } else {
-            return None;
-        };
-        Some(format!(
-            "{difference}; if these are two jobs, start one of them {OTHER_NAME}; if they are one, give all its nodes a name, under \
-             which this is not compared"
-        ))
+    fn script_difference(&self, job: &JobRules, host: &str) -> Option<String> {
+        let (own, others) = (&self.script, &job.script);
+        (!own.is_empty() && !others.is_empty() && own != others).then(|| {
+            format!(
+                "the job runs {others} (on {host}), this node {own}; if these are two jobs, start one of them {OTHER_NAME}; if they \
+                 are one, give all its nodes a name, under which this is not compared"
+            )
+        })
     }
 
     /// The first difference from the job's rules, for people.

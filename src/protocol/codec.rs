@@ -75,7 +75,7 @@ fn truncate_texts(
         truncate(text, MAX_TEXT);
     }
     fingerprint.retain(|name, _| fingerprint::is_field(name));
-    let of_rules = [&mut rules.frontend, &mut rules.require_same, &mut rules.script, &mut rules.arguments];
+    let of_rules = [&mut rules.frontend, &mut rules.require_same, &mut rules.script];
     of_rules.into_iter().chain(fingerprint.values_mut()).for_each(|text| truncate(text, MAX_TEXT));
     while more.len() > MAX_MORE {
         more.pop_last();

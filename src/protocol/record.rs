@@ -148,13 +148,9 @@ pub struct JobRules {
     pub require_same: String,
     /// The order of nodes without numbers.
     pub order: NodeOrder,
-    /// The name of what the ranks run, and a digest of its arguments, where nodes have to agree on them because the user has not named
-    /// the job; empty: not compared.
+    /// The name of what the ranks run, where nodes have to agree on it because the user has not named the job; empty: not compared.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub script: String,
-    /// The same for its arguments.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub arguments: String,
 }
 
 impl JobRules {

@@ -7,9 +7,8 @@ use crate::protocol::JobRules;
 use crate::spec::SpecError;
 use crate::spec::frameworks::{Framework, NAMES};
 use crate::spec::rendezvous::RendezvousSpec;
-use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -28,25 +27,13 @@ pub struct FingerprintSource<'a> {
 }
 
 /// What nodes of a job without a name agree on beside the other rules, because two jobs may have met: the name of the script or
-/// module, and its arguments. Folders differ between machines. Others may read records, so of the arguments they have a digest.
-pub fn with_command(
-    rules: JobRules,
-    rendezvous: &RendezvousSpec,
-    (script, module): (Option<&Path>, Option<&OsStr>),
-    args: &[OsString],
-) -> JobRules {
+/// module. Folders differ between machines, and arguments between nodes, such as `--node=$SLURM_NODEID`.
+pub fn with_script(rules: JobRules, rendezvous: &RendezvousSpec, script: Option<&Path>, module: Option<&OsStr>) -> JobRules {
     if !DEFAULT_NAMES.contains(&rendezvous.job_name.as_str()) {
         return rules;
     }
     let name = script.map_or(module, |script| script.file_name().or(Some(script.as_os_str())));
-    let mut digest = Sha256::new();
-    for argument in args {
-        digest.update((argument.len() as u64).to_be_bytes());
-        digest.update(argument.as_encoded_bytes());
-    }
-    let arguments = digest.finalize().iter().take(DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
-    let script = name.map_or(String::new(), |name| name.to_string_lossy().into_owned());
-    JobRules { script, arguments, ..rules }
+    JobRules { script: name.map_or(String::new(), |name| name.to_string_lossy().into_owned()), ..rules }
 }
 
 /// The version of the loaded kernel module of NVIDIA's driver.

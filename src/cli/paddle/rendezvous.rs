@@ -5,7 +5,7 @@ use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::endpoints;
 use crate::cli::elastic::error::RendezvousError;
-use crate::cli::elastic::fingerprint::{FingerprintSource, with_command};
+use crate::cli::elastic::fingerprint::{FingerprintSource, with_script};
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::paddle::built_plan::RoundPart;
 use crate::cli::paddle::shown_logs;
@@ -111,8 +111,7 @@ impl<'a> PaddleRendezvous<'a> {
             restarts,
             ..backend::rules(self.rendezvous)
         };
-        let script = (self.spec.script.path(), self.spec.script.module());
-        with_command(rules, self.rendezvous, script, &self.spec.args)
+        with_script(rules, self.rendezvous, self.spec.script.path(), self.spec.script.module())
     }
 
     fn node_info(&self) -> NodeInfo {

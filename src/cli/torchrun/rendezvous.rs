@@ -4,7 +4,7 @@ use crate::cli::common::error::CliError;
 use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::error::RendezvousError;
-use crate::cli::elastic::fingerprint::{FingerprintSource, with_command};
+use crate::cli::elastic::fingerprint::{FingerprintSource, with_script};
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::torchrun::extra_frameworks;
 use crate::cli::torchrun::static_rendezvous::listen_on;
@@ -69,8 +69,7 @@ impl TorchrunRendezvous<'_> {
             restarts,
             ..backend::rules(self.rendezvous)
         };
-        let script = (self.spec.script.path(), self.spec.script.module());
-        with_command(rules, self.rendezvous, script, &self.spec.args)
+        with_script(rules, self.rendezvous, self.spec.script.path(), self.spec.script.module())
     }
 
     /// The front end, with its frameworks unless they are the default: all nodes need the same.
