@@ -97,7 +97,7 @@ DIFFERENCES = {
         "a worker's stderr",
         f"{WORKER} descriptor 2",
         lambda seen, line: seen == "HERE/err" or (seen == "/dev/null" and hides(line)),
-        lambda seen, _: re.search(r"/rlaunch/attempt_\d/\d/stderr\.log$", seen) is not None,
+        lambda seen, _: re.search(r"/fd/pipe:\[\d+\]$", seen) is not None,
     ),
     "absolute": often(
         "`--log-dir` that is relative",

@@ -88,6 +88,13 @@ def test_ctrl_c_asks_the_ranks_to_stop(place: Host, mark: str) -> None:
     assert (place.result()["exit_status"], marked(mark)) == (130, [])
 
 
+def interrupt_until_the_job_ends(place: Host, host: subprocess.Popen[bytes]) -> None:
+    """One more interrupt than that would end the host."""
+    while not (place.folder / "log/rlaunch/result.json").exists():
+        interrupt(host)
+        time.sleep(0.1)
+
+
 def test_ctrl_c_twice_kills(place: Host, mark: str) -> None:
     place.script(STUBBORN)
     place.host(INTERRUPTED)
@@ -95,9 +102,7 @@ def test_ctrl_c_twice_kills(place: Host, mark: str) -> None:
         place.ready(2)
         interrupt(host)
         until(lambda: {"got.0", "got.1"} <= place.names(), "SIGTERM")
-        while not (place.folder / "log/rlaunch/result.json").exists():
-            interrupt(host)
-            time.sleep(0.1)
+        interrupt_until_the_job_ends(place, host)
         ended = Place.wait(host)
     assert (ended.status, ended.stdout, marked(mark)) == (0, b"interrupted\n", [])
     assert [rank["exit"]["signal"]["number"] for rank in place.result()["ranks"]] == [9, 9]
@@ -111,7 +116,7 @@ def test_ctrl_c_after_a_failure_shows_its_report(place: Host) -> None:
         until(lambda: "got.0" in place.names(), "SIGTERM")
         interrupt(host)
         await_line(host.stderr, b"SIGINT: waiting up to 600 s")
-        interrupt(host)
+        interrupt_until_the_job_ends(place, host)
         ended = Place.wait(host)
     assert (ended.status, ended.stdout) == (0, b"interrupted\n")
     assert ended.stderr.count("rank 1 failed: exit code 3\n") == 1

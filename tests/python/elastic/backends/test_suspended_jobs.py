@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from effort import each
-from elastic_jobs import BACKENDS, PADDLE, TORCH, Backend, Job, Node, joining
+from elastic_jobs import BACKENDS, PADDLE, TORCH, Backend, Job, Node, await_next_round, joining
 from launching import gone, until
 from multi_host import MultiHost, await_ranks
 
@@ -100,7 +100,7 @@ def test_the_ranks_of_a_node_that_is_suspended_alone_take_no_step_beside_the_nex
         await_ranks(job, [zero, one])
         stopped, ranks = suspend([one]), one.ranks()
         try:
-            zero.await_round(1, 2)
+            await_next_round(zero)
         finally:
             # Not the ranks: they would go on until the launcher has run.
             resume([process for process in stopped if process not in ranks])

@@ -8,7 +8,7 @@ import signal
 
 import psutil
 import pytest
-from launching import ATTEMPT, Ended, Place, await_line, environment, gone, marked, supervisor_of, until
+from launching import ATTEMPT, Ended, Place, await_line, environment, gone, insist, marked, supervisor_of, until
 
 AT_ONCE = "--restart_delay=0"
 IN_TEN_MINUTES = ("--max_restart=3", "--restart_delay=1200", "--restart_delay_max=1200")
@@ -275,7 +275,7 @@ sleep()
         until((place.folder / "signalled.1").exists, "the SIGTERM of rank 1")
         launcher.terminate()
         await_line(launcher.stderr, b"SIGTERM: waiting up to 600 s for rank(s) 1")
-        launcher.terminate()
+        insist(launcher)
         ended = Place.wait(launcher)
     assert (ended.status, attempts(place)) == (3, {0})
     assert messages(ended)[-1] == "no restart: the job was asked to stop"
