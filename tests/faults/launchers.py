@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +26,8 @@ class Launcher:
     log_pattern: str
     # Seconds between asking ranks to stop and killing them, as configured or as built in.
     grace: float
+    # The option that configures them, if there is one.
+    grace_option: str = ""
     # The option by which ranks run a program as it is, where it needs one.
     program_option: tuple[str, ...] = ()
     # Python code that runs the launcher in its own process; sys.argv has the command line.
@@ -43,6 +45,13 @@ class Launcher:
 
     def command(self, ranks: int, logs: Path) -> list[str]:
         return [self.python, "-m", self.module, *self.options(ranks, logs)]
+
+    def with_grace(self, grace: float) -> Launcher:
+        """The same with another grace period, where that can be configured."""
+        if not self.grace_option:
+            return self
+        added = [self.grace_option, str(grace)]
+        return replace(self, grace=grace, options=lambda ranks, logs: [*self.options(ranks, logs), *added])
 
     def log(self, logs: Path, rank: int) -> Path:
         found = sorted(logs.glob(self.log_pattern.format(rank=rank)))
@@ -91,6 +100,7 @@ LAUNCHERS = {
             rlaunch_options,
             "workerlog.{rank}",
             GRACE,
+            grace_option="--grace_period",
             program_option=("--no_python",),
             run_code=f"""
 import rlaunch
@@ -121,6 +131,7 @@ context = paddle.distributed.spawn(run, nprocs=2, join=False, backend="gloo")
             torchrun_options,
             "*/attempt_0/{rank}/stdout.log",
             GRACE,
+            grace_option="--shutdown-timeout",
             program_option=("--no-python",),
             run_code="from torch.distributed.run import main; main(sys.argv[1:])",
             spawn_code="""

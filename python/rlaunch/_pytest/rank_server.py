@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .._spawn.start.rank_process import RankProcess
 
 _CHUNK = 1 << 20
+# Milliseconds. Python handles a signal that comes just before poll(2) sleeps only when it has returned.
+_LOOK_AROUND = 1000
 
 
 class RankPeer:
@@ -170,7 +172,8 @@ class RankServer:
             if peer.exitcode is None:
                 poll.register(peer.process.sentinel, select.POLLIN)
         # One millisecond more, so as not to return just before the deadline.
-        ready = dict(poll.poll(None if timeout is None else timeout * 1000 + 1))
+        limit = _LOOK_AROUND if timeout is None else min(timeout * 1000 + 1, _LOOK_AROUND)
+        ready = dict(poll.poll(limit))
         for peer in self.peers:
             # Checked before the socket is read: the last messages of a rank that has ended are in it.
             has_ended = peer.exitcode is None and peer.process.sentinel in ready

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import struct
 
 from .. import _lib
@@ -105,10 +104,8 @@ class ResultSlot:
         eventfd = self._eventfd
         if self._content is not None or eventfd is None or self._get_end_fd is None:
             return
-        poll = select.poll()
-        poll.register(eventfd.fileno(), select.POLLIN)
-        poll.register(self._get_end_fd(), select.POLLIN)
-        poll.poll()
+        # Unlike poll.poll(), it also notices a signal that comes just before it sleeps.
+        _lib.await_readable([eventfd.fileno(), self._get_end_fd()])
 
     def take_content(self) -> None:
         """Reads the content of a rank that has ended, and closes the descriptors."""

@@ -12,6 +12,9 @@ from job import Job, Late
 from launchers import Launcher
 from marked import describe, members
 
+# Seconds between two requests of a person. What comes sooner is one request, which several ways have led to.
+PERSON = 2.0
+
 
 class Group(Enum):
     """The headings of the table, in their order."""

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
-from cases.case import Group, Observation, case, ended
+from cases.case import PERSON, Group, Observation, case, ended
 from job import Job
 from launchers import Launcher
 from marked import describe, members
@@ -48,9 +48,8 @@ def stopped(name: str, times: str, what: str, launcher: Launcher, folder: Path) 
     with Job(launcher, folder, HOLD, what) as job:
         job.await_files("ready")
         first = send(job, number, times)
-        # A second signal is to kill at once, so that there is nothing left of the grace.
-        limit = 2.0 if what == "deaf" and times != "once" else launcher.grace + 2
-        in_time = job.wait(max(limit, launcher.grace + 12))
+        limit = launcher.grace + 2
+        in_time = job.wait(launcher.grace + 12)
         took = time.monotonic() - first
         return ended(job, 128 + number, 0.1, f"{took:.1f} s", ok=in_time and took <= limit)
 
@@ -82,12 +81,25 @@ for times in TIMES:
 case("deaf-once", Group.STOP, "TERM once, ranks ignore it", "exit 143, 0 survivors, within grace + 2 s")(
     functools.partial(stopped, "SIGTERM", "once", "deaf")
 )
-case(
+
+
+@case(
     "deaf-twice",
     Group.STOP,
-    "TERM twice, ranks ignore it",
-    "exit 143, 0 survivors, killed at once: within 2 s",
-)(functools.partial(stopped, "SIGTERM", "twice", "deaf"))
+    f"TERM twice, {PERSON:.0f} s apart, ranks ignore it, grace of 60 s",
+    "exit 143, 0 survivors, within 10 s of the second",
+)
+def deaf_twice(launcher: Launcher, folder: Path) -> Observation:
+    with Job(launcher.with_grace(60), folder, HOLD, "deaf") as job:
+        job.await_files("ready")
+        job.process.send_signal(signal.SIGTERM)
+        if job.wait(PERSON):
+            return Observation(f"{job.status()} after the first, {describe(job.survivors())}", False)
+        second = time.monotonic()
+        job.process.send_signal(signal.SIGTERM)
+        job.wait(72)
+        took = time.monotonic() - second
+        return ended(job, 143, 0.1, f"{took:.1f} s", ok=took <= 10)
 
 
 @case(

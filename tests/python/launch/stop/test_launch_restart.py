@@ -8,7 +8,18 @@ import signal
 
 import psutil
 import pytest
-from launching import ATTEMPT, Ended, Place, await_line, environment, gone, insist, marked, supervisor_of, until
+from launching import (
+    ATTEMPT,
+    Ended,
+    Place,
+    await_line,
+    environment,
+    gone,
+    insist,
+    marked,
+    supervisor_of,
+    until,
+)
 
 AT_ONCE = "--restart_delay=0"
 IN_TEN_MINUTES = ("--max_restart=3", "--restart_delay=1200", "--restart_delay_max=1200")
