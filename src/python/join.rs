@@ -126,7 +126,7 @@ impl Joiner {
 
     /// Stops all ranks as after a failure, and waits until they have ended.
     fn stop(&self, py: Python<'_>, say: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut JoinHost(self)))?;
+        self.with(py, |engine| engine.send(SupervisorEvent::StopAgain(libc::SIGTERM), &mut JoinHost(self)))?;
         self.join(py, None, say)
     }
 
@@ -203,7 +203,7 @@ impl Joiner {
                     && !is_about_stderr(py, &error)
                 {
                     interrupted.get_or_insert(error);
-                    self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut JoinHost(self)))?;
+                    self.with(py, |engine| engine.send(SupervisorEvent::StopAgain(libc::SIGINT), &mut JoinHost(self)))?;
                 }
             }
             let limit = match (stopping, said) {
@@ -228,7 +228,7 @@ impl Joiner {
                     return Err(error); // The handler has forked.
                 }
                 interrupted.get_or_insert(error);
-                self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut JoinHost(self)))?;
+                self.with(py, |engine| engine.send(SupervisorEvent::StopAgain(libc::SIGINT), &mut JoinHost(self)))?;
                 continue;
             }
             let stopping = self.with(py, |engine| Ok(engine.is_stopping()))?;

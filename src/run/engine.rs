@@ -34,6 +34,10 @@ const SENDER_PATIENCE: Duration = Duration::from_millis(200);
 /// Signals by which senders stop jobs. SIGABRT is how programs fail.
 const SENDER_SIGNALS: [i32; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
+fn is_senders(exit: Exit) -> bool {
+    matches!(exit, Exit::Signal(signal) if SENDER_SIGNALS.contains(&signal))
+}
+
 /// The first token of the host's own descriptors; smaller tokens are local ranks.
 pub const HOST_TOKENS: u64 = 1 << 32;
 
@@ -222,10 +226,12 @@ impl Engine {
         tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
         let mut ended = self.reap(&tokens, host)?;
         if ended.iter().any(|(_, exit)| !exit.is_success()) {
-            // Ranks whose end no stop has explained ended before.
-            let earlier: Vec<_> = self.unexplained.keys().map(|rank| *rank as u64).collect();
-            self.unexplained.values_mut().for_each(|until| *until = Duration::ZERO);
-            ended.splice(0..0, self.reap(&earlier, host)?);
+            // Ranks whose end no stop has explained ended before. A sender ends others of the same job too.
+            if !ended.iter().all(|(_, exit)| exit.is_success() || is_senders(*exit)) {
+                let earlier: Vec<_> = self.unexplained.keys().map(|rank| *rank as u64).collect();
+                self.unexplained.values_mut().for_each(|until| *until = Duration::ZERO);
+                ended.splice(0..0, self.reap(&earlier, host)?);
+            }
             // The end of a rank that failed because of a lost peer may arrive before the end of that peer.
             if ended.iter().all(|(id, exit)| exit.is_success() || host.has_lost_peer(*id)) {
                 let living: Vec<_> = self.children.iter().flatten().map(|child| child.as_fd()).collect();
@@ -344,9 +350,8 @@ impl Engine {
 
     /// Whether the request to stop that explains this end may be still to come, and matters to other processes of the group.
     fn awaits_stop(&mut self, id: ChildId, (child, exit): (&Child, Exit), host: &dyn RankHost) -> bool {
-        let is_senders = matches!(exit, Exit::Signal(signal) if SENDER_SIGNALS.contains(&signal));
         let was_signalled = self.asked.contains_key(&id) || self.killed.contains(&id);
-        if !is_senders || was_signalled || !host.group_lingers(child.pid()) {
+        if !is_senders(exit) || was_signalled || !host.group_lingers(child.pid()) {
             return false;
         }
         let now = clock::now();

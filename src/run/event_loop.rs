@@ -220,7 +220,7 @@ impl<'a> EventLoop<'a> {
     }
 
     fn send(&mut self, event: SupervisorEvent) -> io::Result<()> {
-        if let SupervisorEvent::Stop(_) = event {
+        if let SupervisorEvent::Stop(_) | SupervisorEvent::StopAgain(_) = event {
             // `rlaunch stop` may have asked for a shorter one.
             let grace = self.launch.policy_of_stop().grace;
             self.engine.send(SupervisorEvent::LimitGrace(grace), &mut self.ranks)?;

@@ -176,7 +176,7 @@ mod tests {
         drop(passes_on);
         assert!(inbox.is_stop_pending() && inbox.is_closed());
         let stops: Vec<_> = inbox.take().into_iter().filter(Arrival::is_stop).map(|one| one.event).collect();
-        assert_eq!(stops, [Some(SupervisorEvent::Stop(libc::SIGTERM))]);
+        assert_eq!(stops, [Some(SupervisorEvent::StopAgain(libc::SIGTERM))]);
         Ok(())
     }
 }

@@ -3,10 +3,10 @@
 //! scheduler that repeats it. Only the same signal again at human speed is a second request.
 
 use crate::supervise::SupervisorEvent;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How long after the first signal of a kind further ones are the same request.
+/// How long after the first signal of a kind on a route further ones are the same request.
 pub const SAME_REQUEST: Duration = Duration::from_millis(1500);
 
 /// How a request reached the supervisor process.
@@ -46,12 +46,11 @@ impl StopCount {
     }
 }
 
-/// The first signal of a kind.
+/// When signals of a kind came first, by route: one of the processes may have been stopped while the signal came.
 #[derive(Clone, Debug)]
 struct SeenSignal {
     signal: i32,
-    first: Duration,
-    routes: BTreeSet<StopRoute>,
+    first: BTreeMap<StopRoute, Duration>,
 }
 
 /// Tells further requests from the first one. Both processes of a launch have one.
@@ -72,14 +71,13 @@ impl StopTable {
     pub fn count(&mut self, signal: i32, route: StopRoute, at: Duration) -> StopCount {
         let is_first = self.seen.is_empty();
         let Some(seen) = self.seen.iter_mut().find(|seen| seen.signal == signal) else {
-            self.seen.push(SeenSignal { signal, first: at, routes: BTreeSet::from([route]) });
+            self.seen.push(SeenSignal { signal, first: BTreeMap::from([(route, at)]) });
             return if is_first { StopCount::First } else { StopCount::Other };
         };
         let window = if signal == libc::SIGTERM { SAME_REQUEST.max(self.same_sigterm) } else { SAME_REQUEST };
-        // One of the processes may have been stopped while the signal came.
-        let is_new_route = seen.routes.insert(route);
+        let first = *seen.first.entry(route).or_insert(at);
         // `rlaunch stop` says itself how long it gives the ranks.
-        let is_same = is_new_route || route == StopRoute::User || at.saturating_sub(seen.first) < window;
+        let is_same = route == StopRoute::User || at.saturating_sub(first) < window;
         if is_same { StopCount::Same } else { StopCount::Again }
     }
 
@@ -104,7 +102,7 @@ pub struct Arrival {
 impl Arrival {
     /// Whether it stops the job, or ends the grace period of a stop.
     pub fn is_stop(&self) -> bool {
-        matches!(self.event, Some(SupervisorEvent::Stop(_)))
+        matches!(self.event, Some(SupervisorEvent::Stop(_) | SupervisorEvent::StopAgain(_)))
     }
 }
 
@@ -191,7 +189,10 @@ impl StopRequests {
                 self.is_stop(signal, counted, route).then(|| {
                     self.is_suspended = false;
                     self.first.get_or_insert(signal);
-                    SupervisorEvent::Stop(signal)
+                    match counted {
+                        StopCount::Again => SupervisorEvent::StopAgain(signal),
+                        _ => SupervisorEvent::Stop(signal),
+                    }
                 })
             }
         };
@@ -281,10 +282,12 @@ mod tests {
     fn a_request_by_several_routes_counts_once_however_late_it_is_passed_on() {
         assert_eq!(counts(0, &[(TERM, Directly, 0), (TERM, PassedOn, 60_000)]), [First, Same]);
         assert_eq!(counts(0, &[(TERM, PassedOn, 0), (TERM, Directly, 60_000)]), [First, Same]);
-        let then_again = [(TERM, Directly, 0), (TERM, PassedOn, 60_000), (TERM, PassedOn, 60_001)];
-        assert_eq!(counts(0, &then_again), [First, Same, Again]);
-        let users = [(TERM, User, 0), (TERM, User, 9000), (TERM, PassedOn, 9001), (TERM, User, 20_000)];
-        assert_eq!(counts(0, &users), [First, Same, Same, Same]);
+        // `rlaunch stop`, then a wrapper or a scheduler that sends twice.
+        let twice =
+            [(TERM, User, 0), (TERM, User, 9000), (TERM, PassedOn, 9001), (TERM, PassedOn, 9002), (TERM, User, 20_000)];
+        assert_eq!(counts(0, &twice), [First, Same, Same, Same, Same]);
+        let scheduler = [(TERM, User, 0), (TERM, PassedOn, 60_000), (TERM, PassedOn, 64_999), (TERM, PassedOn, 65_000)];
+        assert_eq!(counts(5000, &scheduler), [First, Same, Same, Again]);
     }
 
     fn histories() -> impl Strategy<Value = Vec<(i32, StopRoute, u64)>> {
@@ -307,13 +310,12 @@ mod tests {
         fn only_the_same_signal_on_the_same_route_and_late_shortens_a_grace_period(came in histories(), same in 0_u64..6000) {
             for (index, (count, (signal, route, now))) in counts(same, &came).into_iter().zip(&came).enumerate() {
                 let before: Vec<_> = came[..index].iter().filter(|(other, ..)| other == signal).collect();
-                let first = before.first().map(|(.., first)| now - first);
+                let first = before.iter().find(|(_, other, _)| other == route).map(|(.., first)| now - first);
                 prop_assert_eq!(count == First, index == 0);
                 prop_assert_eq!(count == Other, index > 0 && before.is_empty());
                 let window = if *signal == TERM { same.max(1500) } else { 1500 };
                 let is_late = first.is_some_and(|passed| passed >= window);
-                let is_again = is_late && *route != User && before.iter().any(|(_, other, _)| other == route);
-                prop_assert_eq!(count == Again, is_again);
+                prop_assert_eq!(count == Again, is_late && *route != User);
             }
         }
 

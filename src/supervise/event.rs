@@ -40,8 +40,11 @@ pub enum SupervisorEvent {
     SignalledAlone(ChildId, MainProcess),
     /// The child was asked to stop, and its main process has ended. Other processes of its group live: it counts as alive.
     MainProcessEnded(ChildId),
-    /// A stop signal came from outside.
+    /// The ranks are to stop: a stop signal came from outside, or the launcher wants it, as after a notice of preemption. Ranks that stop
+    /// by such a request already keep their time.
     Stop(i32),
+    /// A second request of a user, who has waited: ranks that stop by a request are killed.
+    StopAgain(i32),
     /// The nodes of the job have changed, or another node has failed: the ranks of this node stop. The rendezvous
     /// decides whether the job goes on, and with which nodes.
     Regroup(RankStop),

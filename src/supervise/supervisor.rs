@@ -148,6 +148,7 @@ impl Supervisor {
             SupervisorEvent::SignalledAlone(id, main) => self.signalled_alone(now, id, main),
             SupervisorEvent::MainProcessEnded(id) => self.main_process_ended(now, id, effects),
             SupervisorEvent::Stop(signal) => self.stop_signalled(now, signal, effects),
+            SupervisorEvent::StopAgain(signal) => self.stop_again(now, signal, effects),
             SupervisorEvent::Regroup(stop) => self.regroup(now, stop, effects),
             SupervisorEvent::ForwardSignal(signal) => {
                 self.for_each_living(effects, |child| Effect::ForwardSignal { child, signal })
@@ -308,8 +309,7 @@ impl Supervisor {
         }
     }
 
-    /// Ranks that a signal stops keep their grace period: platforms kill the launcher soon after they have signalled it (IPython after
-    /// half a second).
+    /// Ranks that a signal stops keep their grace period: platforms kill the launcher soon after it (IPython after half a second).
     fn launcher_killed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         match self.phase {
             SupervisorPhase::Finished => {}

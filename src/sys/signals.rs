@@ -137,7 +137,9 @@ impl Signals {
         let pipe = SignalPipe::new()?;
         PIPE.store(pipe.write.as_raw_fd(), Ordering::Relaxed);
         let mut signals = Self { pipe, old: Vec::new(), ignored: Vec::new() };
-        let is_background_job = is_ignored(libc::SIGINT) && !is_ignored(libc::SIGHUP) && is_in_foreground();
+        // `trap '' INT` ignores SIGINT alone, nohup SIGHUP too.
+        let is_of_shell = is_ignored(libc::SIGINT) && is_ignored(libc::SIGQUIT) && !is_ignored(libc::SIGHUP);
+        let is_background_job = is_of_shell && is_in_foreground();
         for signal in STOP.into_iter().chain(NOTIFY) {
             signals.install_unless(signal, !(signal == libc::SIGINT && is_background_job));
         }

@@ -172,7 +172,7 @@ fn a_stop_does_not_wait_for_a_pending_start() {
 #[test]
 fn a_pending_start_learns_of_the_end_of_the_grace_period() {
     let regroup = SupervisorEvent::Regroup(RankStop::AtOnce);
-    let second_stop = [SupervisorEvent::Stop(libc::SIGTERM), SupervisorEvent::Stop(libc::SIGTERM)];
+    let second_stop = [SupervisorEvent::Stop(libc::SIGTERM), SupervisorEvent::StopAgain(libc::SIGTERM)];
     for events in [second_stop.to_vec(), vec![regroup]] {
         let (_read, output) = pipe();
         let mut host = LateReply { output, runs: false, has_first_ended: false, states: Vec::new() };
@@ -244,7 +244,7 @@ impl RankHost for Reporter {
     }
 }
 
-/// Ranks whose process groups outlive them for so long as this says.
+/// Two ranks. The process group of the first one outlives it for so long as this says.
 struct Outlived {
     scripts: [&'static str; 2],
     output: OwnedFd,
@@ -258,15 +258,15 @@ impl RankHost for Outlived {
         self.started.push(child.clone());
         Ok(RankStart::Started(child))
     }
-    fn group_lingers(&self, _: i32) -> bool {
-        self.lives
+    fn group_lingers(&self, pid: i32) -> bool {
+        self.lives && pid == self.started[0].pid()
     }
     fn report_progress(&mut self, _: ProgressNote) {}
 }
 
 #[test]
 fn the_end_of_a_rank_by_a_stop_signal_waits_for_the_stop_that_explains_it() {
-    for then in ["stop", "another fails", "nothing"] {
+    for then in ["stop", "another fails", "the sender ends another", "nothing"] {
         let (_read, output) = pipe();
         let mut host = Outlived { scripts: ["kill -TERM $$", SLEEPER], output, started: Vec::new(), lives: true };
         let policy = SupervisionPolicy::with_grace(Duration::from_secs(60));
@@ -280,12 +280,13 @@ fn the_end_of_a_rank_by_a_stop_signal_waits_for_the_stop_that_explains_it() {
         match then {
             "stop" => engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut host).unwrap(),
             "another fails" => host.started[1].signal(libc::SIGKILL).unwrap(),
+            "the sender ends another" => host.started[1].signal(libc::SIGTERM).unwrap(),
             _ => {}
         }
         while !engine.is_stopping() && engine.report().is_none() {
             engine.turn(None, &mut host).unwrap();
         }
-        if then == "stop" {
+        if matches!(then, "stop" | "the sender ends another") {
             engine.turn(Some(Duration::ZERO), &mut host).unwrap();
             assert!(engine.living().contains(&0), "its group has the grace period");
         }
@@ -296,6 +297,7 @@ fn the_end_of_a_rank_by_a_stop_signal_waits_for_the_stop_that_explains_it() {
         let exit = Exit::Signal(libc::SIGTERM);
         let expected = match then {
             "stop" => NodeOutcome::Stopped { signal: libc::SIGTERM },
+            "the sender ends another" => NodeOutcome::Failed { culprit: 1, exit },
             _ => NodeOutcome::Failed { culprit: 0, exit },
         };
         assert_eq!(engine.report().unwrap().outcome, expected, "{then}");

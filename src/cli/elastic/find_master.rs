@@ -225,7 +225,11 @@ pub(super) fn find_master(
         if now >= began + rendezvous.join_timeout {
             let (seconds, timeout_option) =
                 (rendezvous.join_timeout.as_secs_f64(), rendezvous.option_names.join_timeout);
-            let why = find_listener(endpoint).map_or(why.clone(), |busy| format!("{why}, and {busy}"));
+            let mut why = find_listener(endpoint).map_or(why.clone(), |busy| format!("{why}, and {busy}"));
+            if translated.is_some() {
+                why += "; this node serves on its own addresses, but no node has come by this one: start the other nodes, or check \
+                        whether its port is passed on to this node";
+            }
             return Err(RendezvousError::NoMaster { option, at: endpoint.clone(), seconds, why, timeout_option }.into());
         }
         if now >= next_notice {

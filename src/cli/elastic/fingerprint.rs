@@ -28,7 +28,12 @@ pub struct FingerprintSource<'a> {
 
 /// What nodes of a job without a name agree on beside the other rules, because two jobs may have met: the name of the script or
 /// module. Folders differ between machines, and arguments between nodes, such as `--node=$SLURM_NODEID`.
-pub fn with_script(rules: JobRules, rendezvous: &RendezvousSpec, script: Option<&Path>, module: Option<&OsStr>) -> JobRules {
+pub fn with_script(
+    rules: JobRules,
+    rendezvous: &RendezvousSpec,
+    script: Option<&Path>,
+    module: Option<&OsStr>,
+) -> JobRules {
     if !DEFAULT_NAMES.contains(&rendezvous.job_name.as_str()) {
         return rules;
     }

@@ -46,7 +46,7 @@ impl EventLoop<'_> {
         }
         let Some(event) = &arrival.event else { return Ok(()) };
         // Ranks that receive it too print a traceback each.
-        if matches!(event, SupervisorEvent::Stop(libc::SIGINT)) {
+        if matches!(event, SupervisorEvent::Stop(libc::SIGINT) | SupervisorEvent::StopAgain(libc::SIGINT)) {
             self.ranks.leave_out_interrupts();
         }
         self.ranks.suspend_or_resume_zygote(event);

@@ -46,7 +46,9 @@ pub(super) fn connect(peers: &StaticPeers, link: &PreemptLink) {
 impl EventLoop<'_> {
     /// A signal to this launcher, or a request: the first SIGTERM is a notice where ranks ask whether to stop.
     pub(super) fn signalled(&mut self, event: SupervisorEvent, cause: NoticeCause) -> io::Result<()> {
-        let SupervisorEvent::Stop(signal) = event else { return self.send(event) };
+        let (SupervisorEvent::Stop(signal) | SupervisorEvent::StopAgain(signal)) = event else {
+            return self.send(event);
+        };
         let is_first = !std::mem::replace(&mut self.was_signalled, true);
         if is_first && signal == libc::SIGTERM && (self.can_agree() || self.has_decided()) {
             self.inbox.requests_mut().forgive();
@@ -59,7 +61,7 @@ impl EventLoop<'_> {
             // The second signal ends the time that the first one gave.
             self.send(SupervisorEvent::Stop(signal))?;
         }
-        self.send(SupervisorEvent::Stop(signal))
+        self.send(event)
     }
 
     /// Whether a signal to this launcher has given the ranks time to stop at a step, which they have not used up.
@@ -207,6 +209,7 @@ impl EventLoop<'_> {
         let standing = self.launch.preempt_link.notice();
         let notice = Notice { ends: standing.map_or(notice.ends, |standing| standing.ends.min(notice.ends)), ..notice };
         self.hold(notice);
+        self.ranks.wait_for_no_reader();
         if let Some(membership) = &mut self.membership {
             membership.report_notice();
         }

@@ -24,6 +24,8 @@ const CHUNK: usize = 64 * 1024;
 const RETRY: Duration = Duration::from_millis(50);
 /// How long a rank waits for room on the disk of its log. Then output is lost.
 const DISK_PATIENCE: Duration = Duration::from_secs(30);
+/// The same for a rank that saves its state in a grace period.
+const SAVING_PATIENCE: Duration = Duration::from_secs(1);
 /// Time after which it waits again.
 const DISK_RESPITE: Duration = Duration::from_secs(300);
 
@@ -42,7 +44,7 @@ pub struct CopiedLog {
 /// The pipe or the terminal of a rank in one attempt.
 pub struct RankOutput {
     copier: Arc<Mutex<LogCopier>>,
-    ends: Arc<AtomicBool>,
+    saves: Arc<AtomicBool>,
     over: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -69,8 +71,10 @@ struct LogCopier {
     waits_from: Duration,
     /// Bytes that the log has not taken in time.
     lost: u64,
-    /// Whether the rank is asked to stop, or has ended: it does not wait for the console any more, and its log grows.
-    ends: Arc<AtomicBool>,
+    /// Whether the rank is asked to stop: it does not wait for the console any more, and its log grows.
+    saves: Arc<AtomicBool>,
+    /// Whether it has ended. The log grows then too.
+    has_ended: bool,
 }
 
 impl LogCopier {
@@ -102,7 +106,7 @@ impl LogCopier {
     /// Writes to the log what it takes.
     fn write_rest(&mut self) {
         while self.has_rest() {
-            if let Some(rotated) = self.log.rotated.as_ref().filter(|_| !self.ends.load(Ordering::Relaxed))
+            if let Some(rotated) = self.log.rotated.as_ref().filter(|_| !self.has_ended && !self.saves())
                 && !rotated.make_room()
             {
                 return;
@@ -130,8 +134,13 @@ impl LogCopier {
         }
     }
 
+    fn saves(&self) -> bool {
+        self.saves.load(Ordering::Relaxed)
+    }
+
     fn note_refusal(&mut self, error: &io::Error) {
         let (now, path, why) = (clock::now(), self.log.path.display(), plain(error));
+        let patience = if self.saves() && !self.has_ended { SAVING_PATIENCE } else { DISK_PATIENCE };
         let given_up = match self.state {
             LogState::Takes if has_no_room(error) && now >= self.waits_from => {
                 warn!("{path}: {why}; the rank that writes to it waits until there is room");
@@ -139,7 +148,7 @@ impl LogCopier {
                 return;
             }
             LogState::Takes => true,
-            LogState::Full(since) => now.saturating_sub(since) >= DISK_PATIENCE,
+            LogState::Full(since) => now.saturating_sub(since) >= patience,
             LogState::GivenUp => return,
         };
         if given_up {
@@ -159,7 +168,7 @@ impl RankOutput {
             None => OutputEnd::open_pipe()?,
         };
         let (end, over) = (Arc::new(end), Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?));
-        let ends = Arc::new(AtomicBool::new(false));
+        let saves = Arc::new(AtomicBool::new(false));
         let copier = LogCopier {
             end: Some(end.clone()),
             log,
@@ -168,7 +177,8 @@ impl RankOutput {
             state: LogState::Takes,
             waits_from: Duration::ZERO,
             lost: 0,
-            ends: ends.clone(),
+            saves: saves.clone(),
+            has_ended: false,
         };
         let copier = Arc::new(Mutex::new(copier));
         let (shared, wakeup, messages) = (copier.clone(), over.clone(), get_default(Dispatch::clone));
@@ -178,7 +188,7 @@ impl RankOutput {
             with_default(&messages, || copy_until_over(&end, &wakeup, &shared));
         };
         let thread = std::thread::Builder::new().name("rank-output".into()).spawn(body)?;
-        Ok((Self { copier, ends, over, thread: Some(thread) }, for_rank))
+        Ok((Self { copier, saves, over, thread: Some(thread) }, for_rank))
     }
 
     /// Copies what has been written before this call. A process that goes on writing does not prolong it.
@@ -186,9 +196,10 @@ impl RankOutput {
         lock(&self.copier).copy();
     }
 
-    /// From now on takes what the rank writes, above the limit of its log too. A rank that saves its state must not wait for a reader.
+    /// From now on takes what the rank writes, above the limit of its log too. A rank that saves its state must not wait for a reader,
+    /// and for the disk of its log only for a second.
     pub fn wait_no_more(&self) {
-        self.ends.store(true, Ordering::Relaxed);
+        self.saves.store(true, Ordering::Relaxed);
     }
 
     /// Gives the rank's terminal the size of the one that the user sees.
@@ -202,10 +213,19 @@ impl RankOutput {
     /// Copies what has been written, and waits for room on the disk until `deadline`. Returns the bytes that are lost. Does not wait
     /// until all processes have closed the other end: later writes of a process that no sweep has found fail.
     pub fn close(self, deadline: Duration) -> u64 {
-        self.wait_no_more();
+        let mut written = {
+            let mut copier = lock(&self.copier);
+            copier.has_ended = true;
+            copier.end.as_ref().map_or(0, |end| end.unread())
+        };
         loop {
             let mut copier = lock(&self.copier);
             copier.copy();
+            // A process may have made its pipe larger than a chunk (F_SETPIPE_SZ).
+            if !copier.has_rest() && written > CHUNK {
+                written -= CHUNK;
+                continue;
+            }
             if !copier.has_rest() || clock::now() >= deadline {
                 let unread = copier.end.as_ref().filter(|_| copier.has_rest()).map_or(0, |end| end.unread());
                 return copier.lost + (copier.rest.1 - copier.rest.0 + unread) as u64;

@@ -266,6 +266,11 @@ impl<'a> RankProcesses<'a> {
         Ok(())
     }
 
+    /// The ranks are to save: they wait for no console.
+    pub fn wait_for_no_reader(&self) {
+        self.outputs.iter().for_each(|(_, output)| output.wait_no_more());
+    }
+
     /// Suspends and resumes the preload server while it imports. The supervisor suspends ranks only.
     pub fn suspend_or_resume_zygote(&self, event: &SupervisorEvent) {
         let Some(zygote) = self.launch.zygote.as_ref().filter(|zygote| zygote.is_importing()) else { return };
@@ -368,7 +373,7 @@ impl RankHost for RankProcesses<'_> {
             words.set_end(clock::now());
         }
         let main = stop_recipients::main_process(child.pid(), signal).filter(|_| child.leads_group());
-        self.outputs.iter().for_each(|(_, output)| output.wait_no_more());
+        self.wait_for_no_reader();
         // It fails if the rank has changed its user.
         let _ = if main.is_some() { child.signal_leader(signal) } else { self.signal(child, signal) };
         main

@@ -18,14 +18,15 @@ use std::time::Duration;
 /// The time in each second for all ranks together. Once it is spent, signals go to whole groups. On a busy machine one
 /// signal took 450 ms.
 const LIMIT: Duration = Duration::from_millis(500);
+/// The signals that helpers such as the resource tracker ignore.
+const HELPERS_IGNORE: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
 
 /// Sends a signal to a child or, if it leads a process group, to the members of the group. Helpers in it do not receive a
 /// signal that would end them. The group's other members are then signalled one by one. If they fork faster than that, SIGKILL
 /// goes to the whole group. In any case, the rest of the group is killed when the child is reaped. `seen`: a snapshot for all
 /// children that are signalled at once.
 pub fn send(child: &Child, signal: i32, budget: &mut SweepBudget, seen: &OnceCell<Snapshot>) -> io::Result<()> {
-    // The resource tracker ignores these two.
-    if matches!(signal, libc::SIGTERM | libc::SIGINT) || !child.leads_group() {
+    if HELPERS_IGNORE.contains(&signal) || !child.leads_group() {
         return child.signal(signal);
     }
     let begun = clock::now();
@@ -41,6 +42,13 @@ pub fn send(child: &Child, signal: i32, budget: &mut SweepBudget, seen: &OnceCel
 pub fn send_to_rest(child: &Child, signal: i32, budget: &mut SweepBudget, seen: &OnceCell<Snapshot>) -> io::Result<()> {
     if !child.leads_group() || child.has_ended()? {
         return send(child, signal, budget, seen);
+    }
+    let rank = child.pid();
+    if HELPERS_IGNORE.contains(&signal) {
+        for (pid, stat) in members(rank, seen.get_or_init(Snapshot::take)).filter(|(pid, _)| *pid != rank) {
+            tree::signal_if(pid, signal, |now| now.group == rank && now.started == stat.started);
+        }
+        return Ok(());
     }
     let begun = clock::now();
     send_to_others(&budget.reader, (child.pid(), Some(child.pid())), signal, begun, Duration::MAX);

@@ -12,10 +12,6 @@ impl Supervisor {
         match self.phase {
             SupervisorPhase::Finished => {}
             SupervisorPhase::Killing => self.add_reason(reason),
-            SupervisorPhase::Stopping if self.is_stopped_by_signal() => {
-                effects.push(Effect::Note(ProgressNote::Forced { living: self.living() }));
-                self.kill(now, effects);
-            }
             // A signal during the stop after a failure is the first one.
             SupervisorPhase::Pending
             | SupervisorPhase::Running
@@ -27,6 +23,15 @@ impl Supervisor {
                 self.stop(now, reason, effects);
             }
         }
+    }
+
+    pub(super) fn stop_again(&mut self, now: Duration, signal: i32, effects: &mut Vec<Effect>) {
+        if self.phase != SupervisorPhase::Stopping || !self.is_stopped_by_signal() {
+            return self.stop_signalled(now, signal, effects);
+        }
+        self.resume(now, effects);
+        effects.push(Effect::Note(ProgressNote::Forced { living: self.living() }));
+        self.kill(now, effects);
     }
 
     pub(super) fn limit_grace(&mut self, now: Duration, grace: Duration) {

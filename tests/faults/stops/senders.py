@@ -179,7 +179,8 @@ def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
 @sender(
     "docker-stop",
     "`docker stop`",
-    "SIGTERM to the launcher, which is PID 1 of a PID namespace. {docker:g} s later SIGKILL to all of it.",
+    "SIGTERM to the launcher, which is PID 1 of a PID namespace. {docker:g} s later SIGKILL to all of it. "
+    "The status is that of `unshare`: 1 where PID 1 was killed, for which docker has 137.",
 )
 def docker_stop(job: StopCell) -> None:
     outside = job.start(*namespaces("--pid", "--fork", "--mount-proc"), *job.command)

@@ -42,23 +42,25 @@ under which launcher the ranks' checkpoint is saved. The same code (`tests/fault
 each launcher, with real programs as senders. Written by `make stops`; do not edit. Linux {linux}, Python
 {python}, {cores} cores.
 
-A job has {ranks} ranks. A rank that saves needs {save:g} s for it. Grace periods are each launcher's
-default. The sender stops a job once all ranks have set what they do at a signal. Each cell has, separated by
-commas:
+A job has {ranks} ranks. A rank that saves needs {save:g} s for it. Each launcher has its default grace
+period, which is 30 s under all of them. The stop comes once all ranks have installed their signal handlers.
+Each cell has, separated by commas:
 
 - **Saved**: ranks whose checkpoint file is whole, which means that it has its last line. A rank that ignores
   the signals has saved if the last of its periodic checkpoints is whole and no process writes it any more.
-- **Seconds** from the stop to the end of the job's last process.
-- **Exit status** of the command that the user started, where the sender waits for it.
+- **Seconds** from the stop to the end of the job's last process. *No end*: it still ran at the test's limit.
+- **Exit status** of the command that the user started, or the signal that killed it; under Slurm the state of
+  the job. *No status*: the sender does not wait for it.
 - **Left**: processes of the job that live {settle:g} s after the command's end, if there are any.
 
-✗: not all ranks have saved, or a process is left.
+✗: not all ranks have saved, or a process is left. n/a: the launcher has no such command, and the row is not
+counted.
 
 """
 AFTER_SUMMARY = """
 The table counts senders under which both ranks saved and no process was left. A cell in brackets is not
-counted: the sender signals every process itself, and thereby ends the workers.
-[Another table](#{anchor}) has it with workers that ignore the signals.
+counted: the sender itself signals the workers and ends them, so no launcher can keep them.
+[Another table](#{anchor}) repeats it with workers that ignore the signals.
 
 ## Senders
 

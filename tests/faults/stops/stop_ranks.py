@@ -91,7 +91,8 @@ def train_with_workers(guarded):
     def step():
         batch()
         log()
-    step()
+    for _ in range(4):  # One batch of each worker, so that all have begun.
+        step()
     asked = listen()
     tell("ready", os.getpid())
     while not asked:
@@ -167,8 +168,8 @@ KINDS = {
         RankKind(
             "guarded",
             "Workers and service that ignore the signals",
-            "The same, but workers and service ignore the signals. It runs under the senders that signal "
-            "every process themselves: there no launcher can keep the signal from a worker.",
+            "The same, but workers and service ignore the signals. It runs under the sender that signals "
+            "every process itself: there no launcher can keep the signal from a worker.",
         ),
         RankKind(
             "wrapper",

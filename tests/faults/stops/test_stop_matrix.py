@@ -94,3 +94,5 @@ def test_the_committed_page_has_all_cells() -> None:
         ]
         assert [row[0] for row in table.rows] == titles
         assert all(len(row) == 1 + len(LAUNCHERS) for row in table.rows)
+        ours = [cell for row in table.rows for cell in row[1:3] if not cell.startswith("(")]
+        assert all(cell.startswith("2 of 2, ") and not cell.endswith(" left") for cell in ours), ours

@@ -75,8 +75,9 @@ fn policy() -> impl Strategy<Value = SupervisionPolicy> {
 }
 
 fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
-    use Happening::{Abort, CutOff, HostLost, Notify, Restart, Resume, Stop, Suspend};
-    let one = vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, CutOff, HostLost];
+    use Happening::{Abort, CutOff, HostLost, Notify, OtherStop, Restart, Resume, Stop, Suspend};
+    let one =
+        vec![Stop, Stop, OtherStop, OtherStop, Notify, Suspend, Suspend, Suspend, Resume, Resume, CutOff, HostLost];
     let restart = prop::option::of(moment(12_000)).prop_map(Restart);
     let one = prop_oneof![6 => prop::sample::select(one), 1 => restart, 2 => any::<u8>().prop_map(Abort)];
     let many = prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7);

@@ -96,6 +96,23 @@ fn a_stop_shortens_the_grace_period_of_what_stops_already() {
 }
 
 #[test]
+fn only_a_second_request_of_a_user_ends_the_grace_period_of_a_stop() {
+    let stop = SupervisorEvent::Stop(libc::SIGTERM);
+    for others in [vec![stop.clone()], vec![SupervisorEvent::Stop(libc::SIGINT), stop.clone()]] {
+        let (mut machine, mut effects) = (two_ranks(), Vec::new());
+        // Such as the launcher's own stop, after a notice of preemption.
+        machine.handle(Duration::ZERO, stop.clone(), &mut effects);
+        others.into_iter().for_each(|event| machine.handle(1_000 * MS, event, &mut effects));
+        assert_eq!(machine.next_deadline(), Some(GRACE));
+        machine.handle(2_000 * MS, SupervisorEvent::StopAgain(libc::SIGTERM), &mut effects);
+        assert!(effects.contains(&Effect::Note(ProgressNote::Forced { living: vec![0, 1] })), "{effects:?}");
+    }
+    let (mut machine, mut effects) = (two_ranks(), Vec::new());
+    machine.handle(Duration::ZERO, SupervisorEvent::StopAgain(libc::SIGTERM), &mut effects);
+    assert_eq!(machine.next_deadline(), Some(GRACE), "nothing has asked the ranks before");
+}
+
+#[test]
 fn a_limit_of_the_grace_period_is_that_of_a_stop_that_runs_too() {
     let regroup = SupervisorEvent::Regroup(RankStop::WithGrace);
     let limit = SupervisorEvent::LimitGrace(2_000 * MS);

@@ -21,17 +21,18 @@ impl World<'_> {
                 self.wake();
                 self.send(SupervisorEvent::Resume);
             }
-            Happening::Stop => {
+            Happening::Stop | Happening::OtherStop => {
                 self.wake();
-                self.stop_signals += 1;
+                let is_again = happening == Happening::Stop && self.stop_signals > 0;
+                self.stop_signals = if is_again { self.stop_signals + 1 } else { self.stop_signals.max(1) };
                 self.reason(Cause::Asked);
                 let (known, living) = (self.notes.len(), self.living());
-                let expected = match (self.killing, self.stop_signals) {
+                let expected = match (self.killing, is_again) {
                     (true, _) => vec![],
-                    (false, 1) => vec![ProgressNote::Stopping { signal: SIGNAL, living, grace: Duration::ZERO }],
+                    (false, false) => vec![ProgressNote::Stopping { signal: SIGNAL, living, grace: Duration::ZERO }],
                     _ => vec![ProgressNote::Forced { living: living.clone() }, ProgressNote::Killing { living }],
                 };
-                self.send(SupervisorEvent::Stop(SIGNAL));
+                self.send(if is_again { SupervisorEvent::StopAgain(SIGNAL) } else { SupervisorEvent::Stop(SIGNAL) });
                 let said = self.notes[known..].iter().filter(|n| !matches!(n, ProgressNote::NotRestarting { .. }));
                 let left = self.machine.phase_end().map(|at| at - self.now);
                 let said = said.cloned().map(|note| match note {

@@ -48,7 +48,10 @@ pub const GOOD: Manners = Manners {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Happening {
+    /// A user's request, after others a second one.
     Stop,
+    /// A request that shortens no time.
+    OtherStop,
     Notify,
     Suspend,
     Resume,

@@ -76,6 +76,7 @@ impl World<'_> {
         self.outdated_events_change_nothing();
         for event in [
             SupervisorEvent::Stop(15),
+            SupervisorEvent::StopAgain(15),
             SupervisorEvent::Suspend,
             SupervisorEvent::Resume,
             SupervisorEvent::LauncherKilled,

@@ -34,6 +34,36 @@ def test_two_signals_of_a_platform_are_one_request(
     assert job.events("forced") == []
 
 
+def test_a_notice_that_stops_the_ranks_and_the_platforms_signal_after_it_are_one_stop(job: Job) -> None:
+    """As ``preStop: rlaunch preempt``, after which the kubelet sends SIGTERM."""
+    with job.start():
+        assert job.ask("preempt", "--no-wait")[0] == 0
+        until(
+            lambda: all((job.folder / f"got.{rank}").exists() for rank in range(2)), "the launcher's own stop"
+        )
+        job.launcher.send_signal(signal.SIGTERM)
+        until(lambda: job.requests() == ["first"], "the platform's")
+        job.launcher.send_signal(signal.SIGTERM)
+        job.launcher.send_signal(signal.SIGINT)
+        until(lambda: "other" in job.requests(), "the signals")
+        result = job.end()
+    assert (result["exit_status"], job.has_saved()) == (143, True)
+    assert job.events("forced") == []
+
+
+def test_a_users_stop_and_a_platform_that_sends_twice_are_one_request(job: Job) -> None:
+    with job.start():
+        assert job.ask("stop", "--no-wait")[0] == 0
+        until(lambda: job.requests() == ["first"], "the user's stop")
+        time.sleep(2)  # Past the time in which the same signal on one way is the same request.
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            job.launcher.send_signal(number)
+        until(lambda: "other" in job.requests(), "the signals")
+        result = job.end()
+    assert (result["exit_status"], job.has_saved()) == (143, True)
+    assert job.events("forced") == []
+
+
 @pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
 def test_the_same_signal_at_human_speed_kills(job: Job, number: signal.Signals) -> None:
     with job.start() as launcher:
