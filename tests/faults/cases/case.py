@@ -13,7 +13,7 @@ from launchers import Launcher
 from marked import describe, members
 
 # Seconds between two requests of a person. What comes sooner is one request, which several ways have led to.
-PERSON = 2.0
+PERSON = 4.0
 
 
 class Group(Enum):

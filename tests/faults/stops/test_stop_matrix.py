@@ -18,6 +18,7 @@ from stop_cell import LAUNCHERS, QUICK, QUICK_KILL, RANKS, SENDERS, Seen, run
 from stop_matrix import CellKey
 from stop_ranks import KINDS
 
+pytestmark = pytest.mark.timeout(300)
 PAGE = Path(__file__).parents[3] / "docs/stop-matrix.md"
 FAR = ("slurm", "ssh")
 OURS = [name for name, launcher in LAUNCHERS.items() if launcher.ours]

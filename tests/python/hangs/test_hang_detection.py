@@ -280,7 +280,7 @@ def test_the_times_of_files_are_compared_with_no_clock(sign: str, hours: int, pl
                 os.utime(file, (time.time() + {hours * 3600},) * 2)
             time.sleep(0.05)
     """)
-    arguments = ("--hang_timeout=1", "--log_level=DEBUG", "train.py")
+    arguments = ("--hang_timeout=3", "--log_level=DEBUG", "train.py")
     with place.start("--nproc_per_node=1", *arguments) as launcher:
         place.ready(1)
         assert launcher.stderr is not None

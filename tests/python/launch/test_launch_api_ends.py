@@ -22,6 +22,7 @@ from launching import (
     STEERING,
     Host,
     Place,
+    ask_again,
     await_gone,
     await_line,
     await_none_marked,
@@ -90,9 +91,8 @@ def test_ctrl_c_asks_the_ranks_to_stop(place: Host, mark: str) -> None:
 
 def interrupt_until_the_job_ends(place: Host, host: subprocess.Popen[bytes]) -> None:
     """One more interrupt than that would end the host."""
-    while not (place.folder / "log/rlaunch/result.json").exists():
-        interrupt(host)
-        time.sleep(0.1)
+    result = place.folder / "log/rlaunch/result.json"
+    ask_again(lambda: interrupt(host), lambda: result.exists() or host.poll() is not None)
 
 
 def test_ctrl_c_twice_kills(place: Host, mark: str) -> None:

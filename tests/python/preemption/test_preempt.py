@@ -127,26 +127,29 @@ def test_a_second_sigterm_kills(place: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", ["nothing", "SIGTERM"])
 def test_rlaunch_stop_is_no_preemption(before: str, place: Place, tmp_path: Path) -> None:
     """A user who stops a job does not want Slurm to queue it again."""
-    place.script(STEPS)
+    hold = tmp_path / "hold"
+    pause = "    time.sleep(random"
+    place.script(STEPS.replace(pause, f"    while os.path.exists({str(hold)!r}): time.sleep(0.01)\n{pause}"))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/scontrol").write_text(f"#!/bin/sh\necho $* >> {tmp_path}/scontrol.txt\n")
     (tmp_path / "bin/scontrol").chmod(0o755)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     env = variables(tmp_path / "run", SLURM_JOB_ID="17", PATH=path)
-    # The ranks reach their next step once the stop has come.
-    env["STEP_SECONDS"] = "0.5"
     with place.start("--requeue=3", "--nproc_per_node=2", "train.py", env=env) as launcher:
         place.ready(2)
+        # The ranks reach their next step once the stop has come.
+        hold.touch()
         if before == "SIGTERM":
             launcher.send_signal(signal.SIGTERM)
-        stopped = ask(tmp_path / "run", "stop")
+        stopped = ask(tmp_path / "run", "stop", "--no-wait")
         assert stopped.status == 0, stopped.stderr
+        until(lambda: "user" in [event["origin"] for event in events(tmp_path / "log", "signal")], "the stop")
+        hold.unlink()
         ended = place.wait(launcher)
     assert ended.status == TERMINATED, ended.stderr
     assert len(set(checkpoints(tmp_path))) == 1, "all ranks have stopped at one step"
     assert place.result()["outcome"] == "stopped"
     assert not (tmp_path / "scontrol.txt").exists()
-    assert "user" in [event["origin"] for event in events(tmp_path / "log", "signal")]
 
 
 def test_a_failure_after_a_notice_is_followed_by_no_restart(place: Place) -> None:

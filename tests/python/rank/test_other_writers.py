@@ -90,7 +90,7 @@ subprocess.Popen([sys.executable, "-c", {BEATS!r}], start_new_session=True)
 until(lambda: os.path.exists("beats"), "a heartbeat")
 sleep()
 """)
-    arguments = ("--nproc_per_node=1", "--hang_timeout=1", "--log_level=DEBUG", "train.py")
+    arguments = ("--nproc_per_node=1", "--hang_timeout=3", "--log_level=DEBUG", "train.py")
     with place.start(*arguments) as launcher:
         until((place.folder / "beats").exists, "a heartbeat")
         assert launcher.stderr is not None

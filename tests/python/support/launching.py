@@ -213,14 +213,21 @@ def await_line(pipe: IO[bytes] | None, mark: bytes) -> bytes:
     return line
 
 
+def ask_again(ask: Callable[[], object], has_ended: Callable[[], bool]) -> None:
+    """Asks for a stop, after pauses in which a person would wait, until one counts as a second request."""
+    deadline, pause = time.monotonic() + LIMIT, 2.0
+    while not has_ended():
+        assert time.monotonic() < deadline, f"the end after a second request: not within {LIMIT} s"
+        ask()
+        patience = time.monotonic() + pause
+        while not has_ended() and time.monotonic() < patience:
+            time.sleep(0.01)
+        pause = 10.0
+
+
 def insist(launcher: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
     """Sends a stop signal until it counts as a second request, which ends the launcher."""
-    deadline = time.monotonic() + LIMIT
-    while launcher.poll() is None:
-        assert time.monotonic() < deadline, f"the end of the launcher: not within {LIMIT} s"
-        launcher.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            launcher.wait(0.2)
+    ask_again(lambda: launcher.send_signal(number), lambda: launcher.poll() is not None)
 
 
 def status_field(pid: int, name: str) -> str:

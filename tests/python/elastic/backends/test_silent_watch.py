@@ -14,7 +14,7 @@ from etcd import Etcd
 from multi_host import AtEtcd, MultiHost, await_ranks, joining
 
 PORT = 23791
-LEASE = 2.0
+LEASE = 5.0
 SAYS_SO = "a watch has delivered nothing"
 # Forwards from an address to another; once a file exists, nothing of watches that were opened before.
 PROXY = """

@@ -24,7 +24,7 @@ def backend(request: pytest.FixtureRequest, made: MultiHost) -> Backend:
     return BACKENDS[request.param]
 
 
-def words(module: str, *, restarts: int = 0, lease: int = 2, join: int = 60) -> list[str]:
+def words(module: str, *, restarts: int = 0, lease: int = 5, join: int = 60) -> list[str]:
     """Options of a job of a fixed size, the same for all its nodes."""
     if module == TORCH:
         conf = f"join_timeout={join},keep_alive_interval=1,keep_alive_max_attempt={lease}"

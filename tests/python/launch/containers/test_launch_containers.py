@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hosts import AS_USER
-from launching import LIMIT, Place, environment, runs, until
+from launching import LIMIT, Place, environment, gone, runs, until
 from own_memory import SHARES_AS_PADDLE
 
 # The launcher is process 1, and /dev/shm is that of this machine (`docker run --ipc=host`).
@@ -93,7 +93,8 @@ def test_an_orphan_of_an_earlier_child_is_not_swept(place: Place, loss: str) -> 
     the job's cgroup are known.
     """
     place.script(LEAVES)
-    command = ["sh", "-c", SHELL, "sh", sys.executable, "-m", "rlaunch", "--cgroup=false", "train.py"]
+    launch = [sys.executable, "-m", "rlaunch", "--cgroup=false", "--grace_period=1", "train.py"]
+    command = ["sh", "-c", SHELL, "sh", *launch]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     launcher = subprocess.Popen(command, cwd=place.folder, env=environment(), **pipes)
     place.launcher = launcher
@@ -115,9 +116,10 @@ def test_an_orphan_of_an_earlier_child_is_not_swept(place: Place, loss: str) -> 
             ended = place.wait(launcher)
             assert ended.status == 72, ended.stderr
             assert orphan.is_running(), ended.stderr
-            assert not rank.is_running()
-            gone = ["daemon.0"] if loss == "killed" else ["daemon.0", "bare.0"]
-            assert [name for name in gone if runs(int(place.text(name)), "sleep")] == []
+            until(lambda: gone(rank), "the rank's end")
+            for name in ["daemon.0"] if loss == "killed" else ["daemon.0", "bare.0"]:
+                pid = int(place.text(name))
+                until(lambda pid=pid: not runs(pid, "sleep"), "its processes' end")
         finally:
             for pid in [place.text(name) for name in ("orphan", "bare.0") if (place.folder / name).exists()]:
                 with contextlib.suppress(ProcessLookupError):

@@ -76,8 +76,8 @@ def test_ctrl_c_that_ends_the_reader_first_leaves_ranks_their_handlers(place: To
     """`rlaunch-run train.py 2>&1 | tee run.log`: tee ends at once."""
     place.script("""
         print("step", flush=True)
-        tell("ready", os.getpid())
         try:
+            tell("ready", os.getpid())
             sleep()
         except KeyboardInterrupt:
             for part in range(2000):

@@ -79,7 +79,9 @@ await_file('end')
         (place.folder / "go").touch()
         shown, last = bytearray(), b"%063d\n" % (lines + 99)
         while not shown.endswith(last):
-            shown += os.read(launcher.stderr.fileno(), MEBI)
+            piece = os.read(launcher.stderr.fileno(), MEBI)
+            assert piece, shown[-300:]
+            shown += piece
         (place.folder / "end").touch()
         rest = launcher.stderr.read()
         assert place.wait(launcher).status == 0

@@ -22,6 +22,7 @@ from launching import (
     LIMIT,
     Ended,
     Place,
+    ask_again,
     await_gone,
     await_none_marked,
     environment,
@@ -294,9 +295,7 @@ def test_ctrl_c_twice_kills_at_once(place: Place) -> None:
         keyboard.write(b"\x03")
         await_text(b"waiting up to 600 s")
         running = place.ready(2)
-        while not all(map(gone, running)):
-            keyboard.write(b"\x03")
-            time.sleep(0.1)
+        ask_again(lambda: keyboard.write(b"\x03"), lambda: all(map(gone, running)))
         await_text(b"Exit code 130\r\n")
 
     status, screen, ranks = in_terminal(place, STUBBORN, press)

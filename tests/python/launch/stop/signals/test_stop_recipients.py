@@ -196,7 +196,7 @@ tell("ready", os.getpid())
 sleep()
 """
     )
-    with job.start(*PYTHON, grace=4) as launcher:
+    with job.start(*PYTHON, grace=20) as launcher:
         job.place.ready(1)
         launcher.terminate()
         ended = Place.wait(launcher)
@@ -204,8 +204,8 @@ sleep()
     (rank,) = job.result()["ranks"]
     assert (rank["exit"]["signal"]["name"], job.has("heard")) == ("SIGKILL", True), rank
     (stopping,) = (event for event in job.events() if event["event"] == "stopping")
-    # 1 s before SIGKILL; the clock of the event is read a little after the signal.
-    assert float(job.place.text("heard.0")) - stopping["monotonic"] > 2.5
+    # 5 s before SIGKILL; the clock of the event is read a little after the signal.
+    assert float(job.place.text("heard.0")) - stopping["monotonic"] > 10
     assert marked(mark) == []
 
 
@@ -255,7 +255,7 @@ tell("ready", os.getpid())
 sleep()
 """
     )
-    with job.start(*PYTHON, grace=600 if stays == "ignores it" else 4) as launcher:
+    with job.start(*PYTHON, grace=600 if stays == "ignores it" else 20) as launcher:
         job.place.ready(1)
         helper = psutil.Process(int(job.await_file("helper")))
         launcher.terminate()
@@ -411,6 +411,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "preload", "failure"])
 def test_data_loader_workers_live_while_a_rank_saves(tmp_path: Path, mark: str, how: str) -> None:
     """`preload`: ranks that are forked from a process with torch."""

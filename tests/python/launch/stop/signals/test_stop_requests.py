@@ -16,9 +16,17 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path, request.param)
 
 
-@pytest.mark.parametrize("distance", [0, 0.02, 0.5, 1.0])
-@pytest.mark.parametrize("second", STOPS, ids=lambda number: number.name)
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+# A busy machine adds to the distance. So the same signal comes long before the 1.5 s are over; unit tests are
+# nearer.
+PAIRS = [
+    pytest.param(first, second, distance, id=f"{first.name}-{second.name}-{distance}")
+    for first in (signal.SIGTERM, signal.SIGINT)
+    for second in STOPS
+    for distance in ((0, 0.02, 0.2) if first == second else (0, 0.02, 0.5, 1.0))
+]
+
+
+@pytest.mark.parametrize(("first", "second", "distance"), PAIRS)
 def test_two_signals_of_a_platform_are_one_request(
     job: Job, first: int, second: int, distance: float
 ) -> None:
