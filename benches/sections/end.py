@@ -77,11 +77,12 @@ def measure_idle(session: Session) -> None:
     session.row("memory, PSS", each(memory), "MB", Promise("V2", most=20))
 
 
-# The rank dies of the signal that stops the job; the process that it has forked ends with the grace period.
+# The rank dies of the signal that stops the job. The process that it has forked handles it, and ends with the
+# grace period.
 LINGER = """
 if os.fork() == 0:
     import threading
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     for _ in range(250):
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     tell("up", 1)
