@@ -26,7 +26,7 @@ pub struct FingerprintSource<'a> {
     pub script: Option<&'a Path>,
 }
 
-/// What nodes of a job without a name agree on beside the other rules, because two jobs may have met: the name of the script or
+/// What nodes of a job without a name agree on beside the other rules, because two jobs may use one endpoint: the name of the script or
 /// module. Folders differ between machines, and arguments between nodes, such as `--node=$SLURM_NODEID`.
 pub fn with_script(
     rules: JobRules,

@@ -112,3 +112,28 @@ def test_the_ranks_of_a_node_that_is_suspended_alone_take_no_step_beside_the_nex
         job.end_successfully(zero, one)
         # A busy machine may take a lease's time once more.
         assert list(job.check_one_world().items())[:3] == [(1, 2), (2, 1), (3, 2)]
+
+
+@each("module", [PADDLE, TORCH])
+def test_a_round_that_begins_while_ctrl_z_suspends_the_job_begins_suspended(
+    tmp_path: Path, made: MultiHost, backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, made.on, backend) as job:
+        args = [*joining(module, JOIN, JOIN), job.script(RUNS)]
+        zero = job.node(0, *args, module=module)
+        zero.await_message("1 of 2 nodes are here|waiting for other nodes")
+        zero.process.send_signal(signal.SIGTSTP)
+        one = job.node(1, *args, module=module)
+        # The rank of the other node runs.
+        one.await_round(2, 1)
+        until(
+            lambda: [rank.status() for rank in zero.ranks()] == [psutil.STATUS_STOPPED],
+            "its rank, stopped",
+        )
+        zero.process.send_signal(signal.SIGCONT)
+        until(
+            lambda: psutil.STATUS_STOPPED not in [rank.status() for rank in zero.ranks()],
+            "its ranks to go on",
+        )
+        job.finish()
+        job.end_successfully()
