@@ -126,7 +126,9 @@ def test_ctrl_c_in_a_script_that_waits_for_two_launchers(tmp_path: Path, nohup: 
             os.waitpid(child, 0)
     assert [job.has_saved() for job in jobs] == [True, True]
     results = [json.loads(job.read("result.json")) for job in jobs]
-    assert [result["exit_status"] for result in results] == [143 if nohup else 130] * 2
+    # A launcher that gets no processor meanwhile finds SIGHUP beside SIGINT.
+    wanted = {143} if nohup else {128 + signal.SIGINT, 128 + signal.SIGHUP}
+    assert {result["exit_status"] for result in results} <= wanted
 
 
 def test_an_ignored_sigterm_is_said_at_the_start(job: Job) -> None:
