@@ -263,3 +263,23 @@ fn copy_until_over(end: &OutputEnd, over: &EventFd, copier: &Mutex<LogCopier>) {
 fn lock(copier: &Mutex<LogCopier>) -> MutexGuard<'_, LogCopier> {
     copier.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+
+    #[test]
+    fn a_rank_that_saves_waits_less_for_a_full_disk_and_all_that_is_lost_is_counted() -> io::Result<()> {
+        let path = PathBuf::from("/dev/full");
+        let file = Arc::new(OpenOptions::new().write(true).open(&path)?);
+        let (output, mut rank) = RankOutput::open(CopiedLog { file, path, rotated: None, console: None })?;
+        output.wait_no_more();
+        let (begun, bytes) = (clock::now(), vec![b'x'; 8 * CHUNK]);
+        rank.write_all(&bytes)?;
+        assert!(clock::now() - begun < DISK_PATIENCE, "as long as a rank that does not save");
+        drop(rank);
+        assert_eq!(output.close(clock::now()), bytes.len() as u64);
+        Ok(())
+    }
+}
