@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from effort import each
 from elastic_jobs import (
-    BACKENDS,
     IMPORT_LIMIT,
     NOT_MET,
     PADDLE,
@@ -30,13 +29,6 @@ from multi_host import MultiHost
 NO_INPUT = 66
 RUN = 'tell(f"began.{node}")'
 FAILS_ONCE = 'sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)'
-
-
-@pytest.fixture(params=[*BACKENDS, "etcd"])
-def backend(request: pytest.FixtureRequest, made: MultiHost) -> Backend:
-    if request.param == "etcd":
-        return made.at(request.getfixturevalue("etcd"))
-    return BACKENDS[request.param]
 
 
 def repository(folder: Path, message: str) -> str:

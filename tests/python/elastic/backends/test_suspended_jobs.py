@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from effort import each
-from elastic_jobs import BACKENDS, PADDLE, TORCH, Backend, Job, Node, await_next_round, joining
+from elastic_jobs import PADDLE, TORCH, Backend, Job, Node, await_next_round, joining
 from launching import gone, until
 from multi_host import MultiHost, await_ranks
 
@@ -20,13 +20,6 @@ LEASE = 6.0
 # The limit of a wait for a node that does not come back would be 60 s.
 JOIN = 60
 RUNS = 'live_until("finish")'
-
-
-@pytest.fixture(params=[*BACKENDS, "etcd"])
-def backend(request: pytest.FixtureRequest, made: MultiHost) -> Backend:
-    if request.param == "etcd":
-        return made.at(request.getfixturevalue("etcd"))
-    return BACKENDS[request.param]
 
 
 def restarting(module: str) -> list[str]:

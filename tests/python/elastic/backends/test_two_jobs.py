@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from effort import each
-from elastic_jobs import BACKENDS, NOT_MET, PADDLE, TORCH, Backend, Job
+from elastic_jobs import NOT_MET, PADDLE, TORCH, Backend, Job
 from launching import until
 from multi_host import AtEtcd, MultiHost
 
@@ -15,13 +14,6 @@ RUNS = """
 open(f"runs.{node}", "w").close()
 live_until("finish")
 """
-
-
-@pytest.fixture(params=[*BACKENDS, "etcd"])
-def backend(request: pytest.FixtureRequest, made: MultiHost) -> Backend:
-    if request.param == "etcd":
-        return made.at(request.getfixturevalue("etcd"))
-    return BACKENDS[request.param]
 
 
 def words(module: str, *, restarts: int = 0, lease: int = 5, join: int = 60) -> list[str]:
