@@ -151,6 +151,19 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
     })
 }
 
+/// The last exception in an output that ended otherwise, and how many lines follow it.
+pub fn find_logged(stderr: &[u8]) -> Option<(RankFault, usize)> {
+    let text = plain_lines(stderr);
+    let lines: Vec<&str> = text.iter().map(|l| without_rank(l)).collect();
+    let raised = traceback::find(&lines, &vec![false; lines.len()]);
+    let logged = raised.into_iter().rfind(|one| one.fate == ExceptionEffect::Raised)?;
+    let mut fault = logged.fault;
+    // What follows need not belong to the message.
+    fault.text = first_lines(&fault.text, 1);
+    let message = logged.lines.clone().find(|at| lines[*at].starts_with(&fault.what)).unwrap_or(logged.lines.end);
+    Some((fault, lines.iter().skip(message + 1).filter(|line| !line.is_empty()).count()))
+}
+
 enum Found<'a> {
     Raised(&'a RaisedException),
     Crash(&'a Crash),

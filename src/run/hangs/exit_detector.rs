@@ -7,11 +7,14 @@ use crate::run::stacks::collector::StacksUnavailable;
 use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::sys::clock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tracing::warn;
 
 const UNKNOWN: &str = "cannot find out whether a rank that has failed will exit";
+
+/// A rank that uses a CPU is ended after so many times the timeout: it may save, or upload.
+const BUSY_TIMEOUTS: u32 = 10;
 
 /// A rank that does not exit.
 #[derive(Clone, Debug)]
@@ -22,6 +25,10 @@ pub struct StuckExit {
     pub failed_at: Duration,
     /// Its stacks.
     pub dump: StackDump,
+    /// Whether it uses a CPU.
+    pub is_busy: bool,
+    /// Whether it is left alone for now.
+    pub is_spared: bool,
 }
 
 /// Watches the ranks of the present attempt.
@@ -30,6 +37,8 @@ pub struct ExitDetector<'a> {
     reader: PolledReader<'a>,
     /// When each rank failed, and when it is looked at next.
     failed: BTreeMap<usize, (Duration, Duration)>,
+    /// Those that use a CPU, which has been reported.
+    busy: BTreeSet<usize>,
     /// The rank that is looked at.
     looked_at: usize,
     /// The attempt that is watched.
@@ -39,7 +48,7 @@ pub struct ExitDetector<'a> {
 impl<'a> ExitDetector<'a> {
     /// `timeout`: how long a rank may take to exit after its exception; `None`: any time.
     pub fn new(timeout: Option<Duration>, reader: PolledReader<'a>) -> Self {
-        Self { timeout, reader, failed: BTreeMap::new(), looked_at: 0, attempt: None }
+        Self { timeout, reader, failed: BTreeMap::new(), busy: BTreeSet::new(), looked_at: 0, attempt: None }
     }
 
     /// Whether the end of this rank is waited for already, or never.
@@ -65,6 +74,7 @@ impl<'a> ExitDetector<'a> {
         if attempt != self.attempt {
             self.attempt = attempt;
             self.failed.clear();
+            self.busy.clear();
             self.reader.give_up();
         }
         let (now, timeout) = (clock::now(), self.timeout.unwrap_or(Duration::MAX));
@@ -105,13 +115,19 @@ impl<'a> ExitDetector<'a> {
         match answer {
             Ok(StackAnswer::Still { watched, dump, .. }) => {
                 let watched = Duration::try_from_secs_f64(watched).unwrap_or_default();
-                if !dump.ranks.iter().all(|rank| rank.is_idle(watched)) {
+                let is_busy = !dump.ranks.iter().all(|rank| rank.is_idle(watched));
+                let most = self.timeout.unwrap_or(Duration::MAX).saturating_mul(BUSY_TIMEOUTS);
+                let is_spared = is_busy && clock::now().saturating_sub(*failed_at) < most;
+                if is_spared && !self.busy.insert(local_rank) {
                     return None;
                 }
-                // It is aborted, and looked at no more.
-                *look_at = Duration::MAX;
-                Some(StuckExit { local_rank, failed_at: *failed_at, dump })
+                if !is_spared {
+                    // It is aborted, and looked at no more.
+                    *look_at = Duration::MAX;
+                }
+                Some(StuckExit { local_rank, failed_at: *failed_at, dump, is_busy, is_spared })
             }
+            // Its Python moves: it works.
             Ok(_) => None,
             Err(error) => {
                 warn!("{UNKNOWN}: {error}");

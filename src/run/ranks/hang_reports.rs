@@ -55,7 +55,7 @@ impl RankProcesses<'_> {
             UncaughtException::Unknown | UncaughtException::None => RankFault::default(),
         };
         let late = clock::now().saturating_sub(stuck.failed_at);
-        let text = render_stuck_exit(label, &fault, late, &stuck.dump);
+        let text = render_stuck_exit(label, &fault, late, &stuck.dump, (stuck.is_busy, stuck.is_spared));
         self.journal.write_later(JournalEvent::StuckExit {
             role: label.role,
             rank: label.number,
@@ -79,7 +79,9 @@ impl RankProcesses<'_> {
                 ("--straggler_timeout", format!("it still ran {limit} s after {first} had exited successfully"))
             }
         };
+        let is_together = matches!(reason, AbortReason::Hang(_)) && ranks.len() > 1;
         for local_rank in ranks {
+            self.processes[*local_rank].aborted_together = is_together;
             self.processes[*local_rank].aborted = Some(format!("rlaunch sent it SIGABRT ({option}): {why}"));
         }
     }
@@ -116,6 +118,9 @@ impl RankProcesses<'_> {
         if is_spared {
             text += "\nno rank is aborted: the odd one uses a CPU, or ranks of other nodes may be at work";
         }
+        if let Some(thread) = self.describe_first_thread_error() {
+            text += &format!("\n{thread}");
+        }
         let label = |local: &usize| self.launch.plan.ranks[*local].label();
         let odd = find_odd_ranks(&group(&found.dump), &[]);
         let labels: Vec<ProcessLabel> = odd.ranks().iter().map(label).collect();
@@ -126,7 +131,19 @@ impl RankProcesses<'_> {
             report: &text,
         });
         self.listener.hang_found(&text);
-        let silent = || format!("no rank had written anything for {}", lasted(found.silence));
+        let silent = || format!("no rank had written anything for {}, and none stands out", lasted(found.silence));
+        if let Some(thread) = self.describe_first_thread_error() {
+            return thread;
+        }
         conclude(&found.dump, &ranks).unwrap_or_else(silent)
+    }
+
+    /// The first thread that an exception has ended in any rank, which is why the others may wait.
+    fn describe_first_thread_error(&self) -> Option<String> {
+        let living = (0..self.processes.len()).filter(|local| self.processes[*local].exit.is_none());
+        let errors = living.filter_map(|local| Some((self.read_notes(local).1.thread?, local)));
+        let (thread, local) = errors.min_by_key(|(thread, _)| thread.at)?;
+        let (label, ago) = (self.launch.plan.ranks[local].label(), lasted(clock::now().saturating_sub(thread.at)));
+        Some(format!("{label}'s thread {} ended {ago} before by {}", thread.name, thread.fault.in_a_line()))
     }
 }

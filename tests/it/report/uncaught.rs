@@ -19,7 +19,13 @@ const LATER: &str = "WARNING:root:low on space\nWARNING:root:done\n";
 fn raised(what: &str, text: &str) -> UncaughtException {
     let place = CodeLocation { file: "t.py".into(), line: 9, function: Some("main".into()) };
     let fault = RankFault { what: what.into(), text: text.into(), place: Some(place) };
-    UncaughtException::Raised(NotedException { fault, raised_in: None, at: std::time::Duration::ZERO })
+    UncaughtException::Raised(NotedException {
+        fault,
+        raised_in: None,
+        interpreter: None,
+        other_venv: None,
+        at: std::time::Duration::ZERO,
+    })
 }
 
 fn found(text: &str, exit: Exit, uncaught: &UncaughtException) -> Option<Blame> {
