@@ -172,7 +172,8 @@ pub fn build_failure_report(
             lived: end.lived.unwrap_or_default(),
             signalled,
             // A rank that was stopped may log a lost connection too, but did not end because of it.
-            lost_peer: !signalled && lost_peer(&bytes).is_some(),
+            // The peer of one that waited in vain need not be dead.
+            lost_peer: !signalled && lost_peer(&bytes).is_some_and(|library| !library.is_peer_alive()),
             killed_after_grace: end.killed,
         })
     });

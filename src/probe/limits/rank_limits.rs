@@ -43,9 +43,9 @@ impl RankLimits {
             (Exit::Signal(libc::SIGXCPU), _, Some(limit)) => {
                 Some(format!("the kernel ended it at its limit of CPU time (ulimit -t) of {limit} s{used}"))
             }
-            // The kernel checks it at ticks of its timer.
+            // The kernel counts ticks of its timer, and so up to a few percent more than its precise account.
             (Exit::Signal(libc::SIGKILL), Some(limit), _)
-                if cpu_seconds.is_some_and(|used| used + 0.1 >= limit as f64) =>
+                if cpu_seconds.is_some_and(|used| used + 0.25 >= limit as f64) =>
             {
                 Some(format!("the kernel killed it at its hard limit of CPU time (ulimit -t) of {limit} s{used}"))
             }

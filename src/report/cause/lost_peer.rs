@@ -31,6 +31,11 @@ impl LostPeer {
         }
     }
 
+    /// Whether nothing says that the peer's process has ended. Under Paddle gloo times out also when it has.
+    pub fn is_peer_alive(self) -> bool {
+        matches!(self, LostPeer::NcclTimeout | LostPeer::TorchStoreTimeout)
+    }
+
     /// Whether the peer may still be there, but did not take part in time.
     pub fn is_timeout(self) -> bool {
         matches!(self, LostPeer::GlooTimeout | LostPeer::NcclTimeout | LostPeer::TorchStoreTimeout)

@@ -75,15 +75,14 @@ def test_a_rank_that_still_works_is_left_alone(place: Place) -> None:
         atexit.register(save)
         raise ValueError("bad sample 17") if rank == 1 else SystemExit
     """)
-    with place.start("--nproc_per_node=2", "--exit_timeout=0.3", "train.py") as launcher:
-        place.ready(0)
+    with place.start("--nproc_per_node=2", "--exit_timeout=2", "train.py") as launcher:
         until(lambda: "saving.1" in place.names(), "rank 1")
-        with pytest.raises(subprocess.TimeoutExpired):
-            launcher.wait(timeout=2)
+        until(lambda: any(one["event"] == "stuck_exit" for one in place.events()), "the look at rank 1")
         (place.folder / "saved").touch()
         ended = place.wait(launcher)
     assert ended.status == 1, ended.stderr
-    assert "does not exit" not in ended.stderr
+    (report,) = [one["report"] for one in place.events() if one["event"] == "stuck_exit"]
+    assert "it uses a CPU" in report and "SIGABRT" not in report, report
 
 
 def test_a_second_attempt_is_watched_too(place: Place) -> None:
@@ -122,9 +121,39 @@ def test_a_rank_that_works_in_c_is_left_alone(place: Place) -> None:
         atexit.register(save)
         raise ValueError("bad sample 17")
     """)
-    ended = place.run("--nproc_per_node=1", "--exit_timeout=0.5", "train.py")
+    ended = place.run("--nproc_per_node=1", "--exit_timeout=60", "train.py")
     assert ended.status == 1, ended.stderr
-    assert "does not exit" not in ended.stderr
+    assert "gets SIGABRT" not in ended.stderr
+
+
+# Its exit hook waits, or spins, and it never imports threading.
+HOOK = """
+import atexit, os, sys
+if os.environ["PADDLE_TRAINER_ID"] == "1":
+    @atexit.register
+    def hook():
+        if "spin" in sys.argv:
+            import ctypes
+            lock = ctypes.create_string_buffer(64)
+            ctypes.CDLL(None).pthread_spin_init(lock, 0)
+            while True:
+                ctypes.CDLL(None).pthread_spin_lock(lock)
+        os.read(os.pipe()[0], 1)
+    raise ValueError("bad sample 17")
+os.read(os.pipe()[0], 1)
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
+@pytest.mark.parametrize("hook", ["wait", "spin"])
+def test_a_hook_of_a_rank_without_threads_that_never_returns(hook: str, more: list[str], place: Place) -> None:
+    (place.folder / "train.py").write_text(HOOK)
+    ended = place.run("--nproc_per_node=2", "--exit_timeout=0.5", *more, "train.py", hook)
+    result = place.result()
+    assert (result["culprit"], result["reason"]) == (1, "ValueError: bad sample 17"), ended.stderr
+    reports = [one["report"] for one in place.events() if one["event"] == "stuck_exit"]
+    assert ["it uses a CPU" in one for one in reports] == ([True, True] if hook == "spin" else [False])
+    assert "SIGABRT" in reports[-1], reports
 
 
 @pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
