@@ -46,7 +46,8 @@ pub(crate) fn record_end(
     launched.journal.write_last(JournalEvent::JobEnded { outcome, exit_status });
     let failure = build_failure_report(launch, &launched, exit_status, context);
     let own_text = failure.as_ref().and_then(|failure| frontend.render_failure(launch, &launched, failure));
-    let text = own_text.clone().or_else(|| Some(render(failure.as_ref()?, ReportStyle::default())));
+    let record = own_text.as_ref().map(|text| text.record.clone());
+    let text = record.or_else(|| Some(render(failure.as_ref()?, ReportStyle::default())));
     let failure_text = failure.as_ref().zip(text.as_deref().map(str::trim));
     let result = result::build_result(launch, &launched, &context.host, exit_status, failure_text, job_end);
     let is_disposable = launched.unshown.is_none() && launched.lost.is_empty() && exit_status == exit_code::OK;
@@ -67,7 +68,7 @@ pub(crate) fn record_end(
         launched: &launched,
         status: exit_status,
         failure: failure.as_ref(),
-        own_text: own_text.as_deref(),
+        own_text: own_text.as_ref().map(|text| &*text.console),
     });
     gloo_tmpdir::remove(disposable);
     (exit_status, result)

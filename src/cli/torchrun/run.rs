@@ -7,7 +7,7 @@ use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{dry_run, exit_code};
 use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::node::build_failure_report::{ReportContext, print_swept, warn_of_losses};
-use crate::cli::node::frontend::{Frontend, NodeEnd};
+use crate::cli::node::frontend::{Frontend, NodeEnd, OwnText};
 use crate::cli::node::preload::zygote;
 use crate::cli::node::progress_messages;
 use crate::cli::node::run_node;
@@ -412,8 +412,9 @@ impl Frontend for TorchrunFrontend<'_> {
         if self.spec.exit_code_compat { exit_code::as_torchrun(status) } else { status }
     }
 
-    fn render_failure(&self, launch: &Launch<'_>, launched: &LaunchResult, failure: &FailureReport) -> Option<String> {
-        report::render_report(launch, launched, failure, &self.title, self.error_file)
+    fn render_failure(&self, launch: &Launch<'_>, launched: &LaunchResult, failure: &FailureReport) -> Option<OwnText> {
+        let terminal = std::io::stderr().is_terminal().then_some(ReportStyle { color: self.context.colour });
+        report::render_report(launch, launched, failure, (&self.title, self.error_file), terminal)
     }
 
     fn report_end(&self, end: &NodeEnd<'_>) {

@@ -188,9 +188,13 @@ fn choose<'a>(
 ) -> Result<(DeviceIndices<'a>, Vec<String>), SpecError> {
     let mut warnings = Vec::new();
     let requested = spec.devices.as_ref().map(|ids| RequestedDevices { ids, option: &spec.devices_option });
-    if let (Some(RequestedDevices { ids, option }), None, true) = (requested, visible.from, visible.devices.is_empty())
-    {
-        warnings.push(format!("no driver shows any device; {option} {} is used as given", ids.join(",")));
+    if let (Some(requested), None, true) = (requested, visible.from, visible.devices.is_empty()) {
+        // A plan may be for another machine.
+        if visible.kind == "gpu" && spec.dry_run.is_none() && !machine().has_gpu_node {
+            return Err(requested.error("the NVIDIA driver shows no GPU".into(), &without_gpus(ranks(spec, visible))));
+        }
+        let (option, ids) = (requested.option, requested.ids.join(","));
+        warnings.push(format!("no driver shows any device; {option} {ids} is used as given"));
     }
     let chosen = match requested {
         None => DeviceIndices::all_of(visible),
@@ -321,6 +325,14 @@ fn without_list(
         return refuse("mixes GPUs and MIG devices".into(), "give all devices in one form");
     }
     Ok(DeviceIndices { list: Cow::Owned(named), made: true, places })
+}
+
+/// The way out for a user who requests GPUs of a machine without one.
+fn without_gpus(ranks: usize) -> String {
+    format!(
+        "give --nproc_per_node {ranks} instead for ranks on the CPU; devices that rlaunch does not see are named by \
+         their list, such as {CUDA}"
+    )
 }
 
 /// The index of `id` in the list.

@@ -21,6 +21,8 @@ pub struct MachineDevices {
     pub xpus: usize,
     /// Type and number of the first type of custom device.
     pub custom: Option<(&'static str, usize)>,
+    /// Whether /dev has a GPU, which the driver's library need not show.
+    pub has_gpu_node: bool,
 }
 
 /// Finds the devices; called only when needed.
