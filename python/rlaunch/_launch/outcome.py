@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ..report import Report
 
-# pytest shows the caller's frames alone.
+# pytest shows the caller's frames alone. IPython reads the name in each frame.
 __tracebackhide__ = True
 
 
@@ -40,6 +40,7 @@ def make_report(record: bytes, exit_status: int | None) -> Report:
         LaunchError: the launcher could not start the job.
         WorkerError: the job ended in any other way.
     """
+    __tracebackhide__ = True
     from ..errors import LaunchError, WorkerError
 
     fields = find_result(record) or {}

@@ -5,10 +5,11 @@ use crate::cli::common::exit_code;
 use crate::cli::common::message::{begin_final_report, print_notice};
 use crate::cli::node::build_failure_report::{build_failure_report, find_earlier_failure};
 use crate::cli::node::frontend::{Frontend, NodeEnd};
-use crate::report::failure_report::{ReportStyle, render};
+use crate::report::failure_report::{FailureCause, FailureReport, ReportStyle, render};
 use crate::report::secrets;
 use crate::run::launch::Launch;
 use crate::run::launch_result::{BlameGround, LaunchResult};
+use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::journal::Journal;
@@ -70,8 +71,22 @@ pub(crate) fn record_end(
         failure: failure.as_ref(),
         own_text: own_text.as_ref().map(|text| &*text.console),
     });
+    if disposable.is_none() && !context.quiet && !context.raised_by_caller {
+        print_where_logs_are(launch, &launched, exit_status, failure.as_ref());
+    }
     gloo_tmpdir::remove(disposable);
     (exit_status, result)
+}
+
+/// Names the log folder of a job that was preempted or stopped. The report of a failure names the rank's log.
+fn print_where_logs_are(launch: &Launch<'_>, launched: &LaunchResult, status: i32, failure: Option<&FailureReport>) {
+    let what = match (&launched.outcome, failure.map(|failure| &failure.outcome)) {
+        (JobOutcome::Preempted(step), _) => format!("preempted at step {step}; exit status {status}; "),
+        (_, Some(FailureCause::Failed(culprit))) if culprit.log.is_some() => return,
+        _ if status == exit_code::OK => return,
+        _ => String::new(),
+    };
+    print_notice(&format!("{what}the logs are in {}", launch.log_dir.display()));
 }
 
 /// Corrects the culprit in the report, and returns the exit status. A culprit that was already ending when the launcher

@@ -3,13 +3,13 @@
 use crate::cli::node::build_failure_report::last_bytes;
 use crate::cli::node::frontend::OwnText;
 use crate::model::Exit;
+use crate::plan::Stream;
 use crate::report::cause::blame::blame;
 use crate::report::cause::error_file;
 use crate::report::cause::error_file::ErrorFile;
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::console::tail;
 use crate::report::console::tail::LogTail;
-use crate::plan::Stream;
 use crate::report::failure_report::{FailureCause, FailureReport, ReportStyle};
 use crate::report::torchrun_report::{TorchrunReport, WorkerFailure};
 use crate::run::launch::Launch;
@@ -40,7 +40,8 @@ pub fn render_report(
     let (root, file) = failure(launch, launched, *culprit, *exit);
     let mut known = (**known).clone();
     // Where stderr and stdout are one, the stream is called stdout.
-    let is_shown = [Stream::Stderr, Stream::Stdout].iter().any(|stream| launch.shown.contains_key(&(*culprit, *stream)));
+    let is_shown =
+        [Stream::Stderr, Stream::Stdout].iter().any(|stream| launch.shown.contains_key(&(*culprit, *stream)));
     let is_above = is_shown && (known.blame.is_some() || file.is_none());
     // A worker may be stopped after it wrote its error file and before it printed the traceback.
     known.blame = known.blame.or_else(|| blame(file.as_ref()?.text.as_bytes(), *exit, &UncaughtException::Unknown));

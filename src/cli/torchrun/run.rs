@@ -17,6 +17,7 @@ use crate::cli::torchrun::events::EventLogger;
 use crate::cli::torchrun::extra_frameworks;
 use crate::cli::torchrun::rendezvous::TorchrunRendezvous;
 use crate::cli::torchrun::report;
+use crate::cli::torchrun::said_today;
 use crate::cli::torchrun::static_rendezvous;
 use crate::cli::torchrun::static_rendezvous::{StaticRendezvous, StaticRendezvousError};
 use crate::model::CpuSet;
@@ -272,7 +273,9 @@ fn omp_threads(spec: &TorchSpec, vars: &EnvVars, workers: usize, allowed: &CpuSe
         warn!("{}", cpus.note(workers));
         return Some(cpus.threads(workers));
     }
-    if !spec.omp_compat {
+    // A person at a terminal has read it; a log is read alone.
+    let is_known = || std::io::stderr().is_terminal() && said_today::omp(vars);
+    if !spec.omp_compat && !is_known() {
         // Scripts match the beginning, which is torchrun's.
         warn!(
             "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being \

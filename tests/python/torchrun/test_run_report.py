@@ -117,9 +117,31 @@ def test_an_error_file_is_read_in_both_forms_and_ignored_in_others(
     error_file = str(place.run_folder() / "attempt_0/0/error.json")
     if expected is None:
         assert f"{error_file}: not an error file" in ended.stderr
-        assert (known["error_file"], known["traceback"]) == ("<N/A>", "final text")
+        assert (known["error_file"], known["traceback"]) == ("<N/A>", "<N/A>")
+        assert known["last lines"].split() == ["final", "text"]
     else:
         assert (known["error_file"], known["traceback"]) == (error_file, expected)
+
+
+LOG = "print('epoch 1 done', file=sys.stderr)\n"
+CHAINED = "try:\n    {}[0]\nexcept KeyError as error:\n    raise ValueError('second') from error"
+
+
+@pytest.mark.parametrize(
+    ("body", "tracebacks", "has_last_lines"),
+    [("sys.exit(3)", 0, True), ("1 / 0", 1, False), (CHAINED, 2, False)],
+    ids=["exit", "exception", "chain"],
+)
+def test_a_line_of_a_log_is_no_traceback(
+    place: TorchPlace, body: str, tracebacks: int, has_last_lines: bool
+) -> None:
+    place.script("")
+    with open(place.folder / "train.py", "a") as file:
+        file.write(LOG + body)
+    known = fields(report(place.run("train.py").stderr)[2])
+    assert known["traceback"].count("Traceback (most recent call last)") == tracebacks
+    assert known["traceback"].startswith("Traceback" if tracebacks else "<N/A>")
+    assert ("epoch 1 done" in known.get("last lines", "")) == has_last_lines, known
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM"])
