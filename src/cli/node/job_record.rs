@@ -64,6 +64,9 @@ pub(crate) fn record_end(
         print_notice(&error.to_string());
     }
     let result = serde_json::to_value(result).unwrap_or_default();
+    if disposable.is_none() && !context.quiet && !context.raised_by_caller {
+        print_where_logs_are(launch, &launched, exit_status, failure.as_ref());
+    }
     frontend.report_end(&NodeEnd {
         launch,
         launched: &launched,
@@ -71,9 +74,6 @@ pub(crate) fn record_end(
         failure: failure.as_ref(),
         own_text: own_text.as_ref().map(|text| &*text.console),
     });
-    if disposable.is_none() && !context.quiet && !context.raised_by_caller {
-        print_where_logs_are(launch, &launched, exit_status, failure.as_ref());
-    }
     gloo_tmpdir::remove(disposable);
     (exit_status, result)
 }
@@ -83,7 +83,8 @@ fn print_where_logs_are(launch: &Launch<'_>, launched: &LaunchResult, status: i3
     let what = match (&launched.outcome, failure.map(|failure| &failure.outcome)) {
         (JobOutcome::Preempted(step), _) => format!("preempted at step {step}; exit status {status}; "),
         (_, Some(FailureCause::Failed(culprit))) if culprit.log.is_some() => return,
-        _ if status == exit_code::OK => return,
+        // The line on interrupts has named it.
+        _ if status == exit_code::OK || launched.interrupted > 0 => return,
         _ => String::new(),
     };
     print_notice(&format!("{what}the logs are in {}", launch.log_dir.display()));

@@ -188,14 +188,6 @@ fn choose<'a>(
 ) -> Result<(DeviceIndices<'a>, Vec<String>), SpecError> {
     let mut warnings = Vec::new();
     let requested = spec.devices.as_ref().map(|ids| RequestedDevices { ids, option: &spec.devices_option });
-    if let (Some(requested), None, true) = (requested, visible.from, visible.devices.is_empty()) {
-        // A plan may be for another machine.
-        if visible.kind == "gpu" && spec.dry_run.is_none() && !machine().has_gpu_node {
-            return Err(requested.error("the NVIDIA driver shows no GPU".into(), &without_gpus(ranks(spec, visible))));
-        }
-        let (option, ids) = (requested.option, requested.ids.join(","));
-        warnings.push(format!("no driver shows any device; {option} {ids} is used as given"));
-    }
     let chosen = match requested {
         None => DeviceIndices::all_of(visible),
         Some(requested) if visible.from.is_none() && visible.kind == "gpu" => {
@@ -214,6 +206,14 @@ fn choose<'a>(
             DeviceIndices { places, ..DeviceIndices::all_of(visible) }
         }
     };
+    if let (Some(requested), None, true) = (requested, visible.from, visible.devices.is_empty()) {
+        // A plan may be for another machine.
+        if visible.kind == "gpu" && spec.dry_run.is_none() && !machine().has_gpu_node {
+            return Err(no_gpu(requested, ranks(spec, visible)));
+        }
+        let (option, ids) = (requested.option, requested.ids.join(","));
+        warnings.push(format!("no driver shows any device; {option} {ids} is used as given"));
+    }
     if visible.all && !visible.devices.is_empty() {
         warnings.push(format!(
             "{CUDA}=all: CUDA does not support this value and would hide every GPU; it is unset for ranks"
@@ -327,12 +327,10 @@ fn without_list(
     Ok(DeviceIndices { list: Cow::Owned(named), made: true, places })
 }
 
-/// The way out for a user who requests GPUs of a machine without one.
-fn without_gpus(ranks: usize) -> String {
-    format!(
-        "give --nproc_per_node {ranks} instead for ranks on the CPU; devices that rlaunch does not see are named by \
-         their list, such as {CUDA}"
-    )
+fn no_gpu(requested: RequestedDevices<'_>, ranks: usize) -> SpecError {
+    let hint =
+        format!("give --nproc_per_node {ranks} for ranks on the CPU, or name GPUs that it does not show in {CUDA}");
+    requested.error("the NVIDIA driver shows no GPU".into(), &hint)
 }
 
 /// The index of `id` in the list.
