@@ -1,4 +1,4 @@
-"""``python -m rlaunch.run`` at a terminal: the report of a failure, the end after Ctrl-C, what is said once a day."""
+"""``python -m rlaunch.run`` at a terminal: reports of failures, Ctrl-C, what is said once a day."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ fault() if rank == 1 else sleep()
 TRACEBACK = b"Traceback (most recent call last)"
 
 
-@pytest.mark.parametrize("options", [[], ["--tee=3"], ["--redirects=3"]], ids=["captured", "tee", "redirected"])
+@pytest.mark.parametrize(
+    "options", [[], ["--tee=3"], ["--redirects=3"]], ids=["captured", "tee", "redirected"]
+)
 @pytest.mark.parametrize("colour", [True, False])
 def test_the_report_begins_with_the_rank_and_its_error(
     tmp_path: Path, options: list[str], colour: bool
@@ -78,7 +80,9 @@ def test_the_report_begins_with_the_rank_and_its_error(
     assert screen.count(TRACEBACK) == 1, screen
     head, frame = screen.rsplit(b"train.py FAILED", 1)
     assert head.rindex(b"rank 1 failed: exit code 1") < head.rindex(b"KeyError: 'label'")
-    assert (b"\x1b[1;31mrank 1 failed" in head, b"\x1b[1m  KeyError: 'label'" in head) == (colour, colour), head
+    assert (b"\x1b[1;31mrank 1 failed" in head, b"\x1b[1m  KeyError: 'label'" in head) == (colour, colour), (
+        head
+    )
     assert head.index(b"in fault", head.rindex(b"KeyError")) < len(head)
     for line in (b"Failures:\r\n  <NO_OTHER_FAILURES>", b"Root Cause (first observed failure):\r\n[0]:"):
         assert line in frame
