@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import json
 import re
 import subprocess
@@ -266,7 +267,8 @@ class Job:
             open(self.folder / f"err.{label}", "wb") as err,
         ):
             pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            process = self.on[on].run(command, cwd=self.folder, env=env, **pipes)
+            # A group none of whose parents is in its session ignores SIGTSTP: pytest's own may be such.
+            process = self.on[on].run(command, cwd=self.folder, env=env, preexec_fn=os.setpgrp, **pipes)
         self.nodes.append(Node(self.folder, label, process))
         return self.nodes[-1]
 
