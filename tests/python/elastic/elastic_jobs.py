@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import json
+import os
 import re
 import subprocess
 import sys
