@@ -140,7 +140,9 @@ fn without_error_file(exit: Exit, pid: u32, culprit: Option<&Culprit>) -> String
 /// The last traceback in these lines, with the exceptions that it is chained to; all of them if none begins here.
 fn traceback(lines: &[String]) -> &[String] {
     let mut from = lines.len();
-    while let Some(begin) = lines[..from].iter().rposition(|line| line.contains(TRACEBACK)) {
+    // The message of an exception may quote the traceback of another process (a worker of torch's DataLoader).
+    let begins = |line: &String| line.contains(TRACEBACK) && !line.contains("Original Traceback");
+    while let Some(begin) = lines[..from].iter().rposition(begins) {
         let is_chained = |line: &String| CHAIN.iter().any(|text| line.contains(text));
         from = begin;
         if !lines[..begin].iter().rev().find(|line| !line.is_empty()).is_some_and(is_chained) {
