@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ class Task:
         folder: the folder in which pytest was started.
         cwd: the parent's working folder.
         basetemp: the parent's base of temporary folders; None without pytest's tmpdir plugin.
-        worker: the parent's ``workerinput`` if that is a worker of pytest-xdist, or a substitute.
+        worker: the ``workerinput``, each value pickled.
+        worker_id: the worker of pytest-xdist that runs the test; None without pytest-xdist.
         captures: whether output goes to files instead of the terminal.
         has_colour, width: of the terminal.
         debug_rank: the rank that enters the debugger when its test fails, ``ANY_RANK``, or None.
@@ -40,7 +42,8 @@ class Task:
     folder: str
     cwd: str
     basetemp: str | None
-    worker: dict[str, Any]
+    worker: dict[str, bytes]
+    worker_id: str | None
     captures: bool
     has_colour: bool
     width: int
@@ -55,3 +58,7 @@ def list_node_names(item: pytest.Item) -> list[str]:
     chain = item.listchain()
     files = [i for i, node in enumerate(chain) if isinstance(node, pytest.File)]
     return [node.name for node in chain[files[-1] + 1 :]]
+
+def is_conftest(plugin: object) -> bool:
+    """Returns whether a plugin is a ``conftest.py``."""
+    return Path(getattr(plugin, "__file__", None) or "").name == "conftest.py"

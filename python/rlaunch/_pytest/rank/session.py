@@ -29,9 +29,10 @@ from ..._spawn.worker import InheritedFd
 from ..messages import SUBTEST, Link
 from ..rank_coverage import RankCoverage
 from ..resources.leaks import record_shared_memory
-from ..task import NO_WORKER, list_node_names
+from ..task import is_conftest, list_node_names
 from .debugger import Debugger, ignore_interrupts
 from .fixture import Rank
+from .workerinput import configure_without_workers, unpickle_workerinput
 
 if TYPE_CHECKING:
     import socket
@@ -46,17 +47,14 @@ if TYPE_CHECKING:
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 # Bytes. A larger pickled exception is not sent: the parent needs only its type.
 _MAX_EXCEPTION_SIZE = 1 << 20
-# Plugins that the parent alone needs: some rerun a failed test, with new ranks; one draws on the terminal.
-_PARENT_PLUGINS = (
-    *("rerunfailures", "pytest_rerunfailures", "flaky", "flaky.flaky_pytest_plugin"),
-    *("sugar", "pytest_sugar"),
-)
+# Plugins that the parent alone needs: it draws on the terminal.
+_PARENT_PLUGINS = ("sugar", "pytest_sugar")
 # Ranks import plugins before their session starts. The parent warns of its own.
 _IGNORE_REWRITE_WARNING = (
     "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 )
-# Only the parent evaluates these, over the outcome of all ranks.
-_PARENT_MARKS = ("skip", "skipif", "xfail")
+# Only the parent evaluates these, over the outcome of all ranks. Plugins that run a test again read `flaky`.
+_PARENT_MARKS = ("skip", "skipif", "xfail", "flaky")
 
 
 def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[InheritedFd]]) -> None:
@@ -179,6 +177,8 @@ class RankSession:
         self._is_collecting = False
         # The exception for the debugger, once its report is sent.
         self._to_debug: BaseException | None = None
+        # Of the last phase that failed.
+        self._failure: BaseException | None = None
         # Of the last report: its outcome when it was made, and its exception, encoded.
         self._made: tuple[str, dict[str, Any] | None] = ("", None)
 
@@ -195,8 +195,9 @@ class RankSession:
                 options[name] = pickle.loads(value)
         args = ["-W", _IGNORE_REWRITE_WARNING, *(arg for plugin in task.plugins for arg in ("-p", plugin))]
         config: Any = Config.fromdictargs(options, [*args, "::".join([task.path, *task.names])])
-        config.workerinput = task.worker
+        config.workerinput = unpickle_workerinput(task.worker)
         config.workeroutput = {}
+        configure_without_workers(config)
         os.chdir(task.cwd)
         unwanted = list(_PARENT_PLUGINS)
         if task.is_forked:
@@ -225,9 +226,8 @@ class RankSession:
         # Again: pytest has enabled it for its own stderr.
         faulthandler.enable(self._stacks, all_threads=True)
         task, cls = self._task, self._config.getoption("usepdb_cls", None)
-        worker = None if task.worker["workerid"] == NO_WORKER else str(task.worker["workerid"])
         place = (self.rank.rank, self._link, self._terminal_lock)
-        self._debugger = Debugger(*place, task.debug_rank, cls, worker)
+        self._debugger = Debugger(*place, task.debug_rank, cls, task.worker_id)
         if task.basetemp is not None:
             factory = self._config._tmp_path_factory
             factory._basetemp = factory._given_basetemp = Path(task.basetemp)
@@ -264,13 +264,38 @@ class RankSession:
             node.own_markers = [mark for mark in node.own_markers if mark.name not in _PARENT_MARKS]
         self._set_fixture_values(item)
         self._link.send("begun")
-        session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        self._get_protocol()(item=item, nextitem=None)
         manager = session.config.pluginmanager
         hypothesis_plugin = manager.get_plugin("hypothesispytest")
         if hypothesis_plugin is not None and "hypothesis" not in sys.modules:
             # When a session finishes, it imports hypothesis, which takes longer than the rest of the session.
             manager.unregister(hypothesis_plugin)
         return True
+
+    def _get_protocol(self) -> Any:
+        """Returns the hook that runs a test, without plugins that run it in ways of their own, as again."""
+        manager = self._config.pluginmanager
+        implementations = self._config.hook.pytest_runtest_protocol.get_hookimpls()
+        theirs = [
+            one.plugin
+            for one in implementations
+            if not (one.hookwrapper or one.wrapper or is_conftest(one.plugin))
+            and one.function.__module__.partition(".")[0] != "_pytest"
+        ]
+        return manager.subset_hook_caller("pytest_runtest_protocol", theirs)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self._refuse_to_run_again()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        self._refuse_to_run_again()
+
+    def _refuse_to_run_again(self) -> None:
+        """Fails a test that a plugin runs again in this rank alone. The parent does that, with new ranks."""
+        if self._failure is not None:
+            raise self._failure
 
     def _set_fixture_values(self, item: Any) -> None:
         """Replaces fixtures by the parent's values. Fixtures that only they request are not set up."""
@@ -295,6 +320,8 @@ class RankSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         raised = None if call.excinfo is None else _encode_exception(call.excinfo.value)
+        if report.failed and call.excinfo is not None:
+            self._failure = call.excinfo.value
         self._made = (report.outcome, raised)
         debugger = self._debugger
         if debugger is not None and check_interactive_exception(call, report) and debugger.try_to_enter():
