@@ -33,6 +33,7 @@ class Task:
         is_forked: whether the rank is forked off the parent itself.
         coverage: how the parent measures coverage, as in ``rank_coverage``.
         values: fixture values of the parent by name, each pickled.
+        parameters: the parent's parameters of the test by name, as ``describe_parameter`` returns them.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Task:
     is_forked: bool = False
     coverage: dict[str, Any] | None = None
     values: dict[str, bytes] = field(default_factory=dict)
+    parameters: dict[str, bytes | str] = field(default_factory=dict)
 
 
 def list_node_names(item: pytest.Item) -> list[str]:

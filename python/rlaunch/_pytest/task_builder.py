@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from .parameters import describe_parameters
 from .task import ANY_RANK, NO_WORKER, Task, is_conftest, list_node_names
 
 # Options that concern only the parent, and the value that a rank's session gets instead.
@@ -57,6 +58,7 @@ def build_task(item: pytest.Item) -> Task:
         debug_rank=_get_debug_rank(config),
         width=writer.fullwidth if writer is not None else 80,
         values=_pickle_fixture_values(item),
+        parameters=describe_parameters(item),
     )
 
 

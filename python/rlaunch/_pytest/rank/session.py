@@ -27,6 +27,7 @@ from _pytest.runner import check_interactive_exception
 from ..._process.guardian import KEY
 from ..._spawn.worker import InheritedFd
 from ..messages import SUBTEST, Link
+from ..parameters import set_parameters
 from ..rank_coverage import RankCoverage
 from ..resources.leaks import record_shared_memory
 from ..task import is_conftest, list_node_names
@@ -262,6 +263,7 @@ class RankSession:
             raise self._make_missing_test_error()
         for node in item.listchain():
             node.own_markers = [mark for mark in node.own_markers if mark.name not in _PARENT_MARKS]
+        set_parameters(item, self._task.parameters)
         self._set_fixture_values(item)
         self._link.send("begun")
         self._get_protocol()(item=item, nextitem=None)

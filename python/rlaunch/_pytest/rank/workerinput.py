@@ -7,6 +7,8 @@ import functools
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from ..task import is_conftest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,17 +37,20 @@ def configure_without_workers(config: Any) -> None:
     In the pytest process they have not put it there, because that has no workers of pytest-xdist.
     """
     for implementation in config.hook.pytest_configure.get_hookimpls():
-        if not (implementation.hookwrapper or implementation.wrapper):
+        is_wrapper = implementation.hookwrapper or implementation.wrapper
+        if not is_wrapper and not is_conftest(implementation.plugin):
             implementation.function = functools.partial(_configure, config, implementation.function)
 
 
-def _configure(config: Any, function: Callable[..., Any], *args: Any) -> Any:
+def _configure(config: Any, function: Callable[..., Any], *args: Any) -> None:
     try:
-        return function(*args)
+        function(*args)
     except _MissingValueError:
         values = config.workerinput
         del config.workerinput
         try:
-            return function(*args)
+            # Not every plugin can be configured twice: it keeps what it had done.
+            with contextlib.suppress(Exception):
+                function(*args)
         finally:
             config.workerinput = values
