@@ -202,7 +202,8 @@ def _make_text(item: pytest.Item, text: str, message: str) -> ExceptionChainRepr
 
 def describe_state(item: pytest.Item, run: Run, peer: RankPeer) -> str:
     """Describes the state of a rank when the test was decided."""
-    own = next((outcome for outcome in run.outcomes if outcome.rank == peer.number), None)
+    theirs = [outcome for outcome in run.outcomes if outcome.rank == peer.number]
+    own = run.outcome if run.outcome in theirs else next(iter(theirs), None)
     if own is not None:
         text = _abbreviate(own)
         return f"{text} (above)" if own is run.outcome else text.replace("failed:", "failed too:", 1)

@@ -280,9 +280,10 @@ class Run:
         elif kind in ("error", "interrupt"):
             self._add(Outcome(kind, peer.current_phase(), peer.number, content))
         elif kind == "exit" and peer.number not in self.stopped and (content != 0 or not peer.is_done):
-            known = any(outcome.rank == peer.number for outcome in self.outcomes)
-            if not known:
-                self._add(Outcome("died", peer.current_phase(), peer.number, content))
+            known = {outcome.kind for outcome in self.outcomes if outcome.rank == peer.number}
+            if known <= {"skipped"}:
+                phase = "teardown" if known else peer.current_phase()
+                self._add(Outcome("died", phase, peer.number, content))
         elif kind == "exit" and peer.number not in self.stopped and peer.passed < len(PHASES):
             if not any(outcome.rank == peer.number for outcome in self.outcomes):
                 phase = peer.current_phase()
@@ -309,7 +310,8 @@ class Run:
         if outcome not in ("passed", "failed", "skipped"):
             return  # A plugin's own, as of a test that it runs again.
         if outcome == "passed":
-            peer.passed = PHASES.index(report["when"]) + 1
+            # Not the teardown of a test whose failure a plugin keeps back.
+            peer.passed += PHASES.index(report["when"]) == peer.passed
         else:
             self._add(Outcome(outcome, report["when"], peer.number, report, raised))
 

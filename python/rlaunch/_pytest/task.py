@@ -61,6 +61,7 @@ def list_node_names(item: pytest.Item) -> list[str]:
     files = [i for i, node in enumerate(chain) if isinstance(node, pytest.File)]
     return [node.name for node in chain[files[-1] + 1 :]]
 
+
 def is_conftest(plugin: object) -> bool:
     """Returns whether a plugin is a ``conftest.py``."""
     return Path(getattr(plugin, "__file__", None) or "").name == "conftest.py"

@@ -178,10 +178,12 @@ class RankSession:
         self._is_collecting = False
         # The exception for the debugger, once its report is sent.
         self._to_debug: BaseException | None = None
-        # Of the last phase that failed.
-        self._failure: BaseException | None = None
-        # Of the last report: its outcome when it was made, and its exception, encoded.
-        self._made: tuple[str, dict[str, Any] | None] = ("", None)
+        # What left the last phase that was not passed.
+        self._raised: BaseException | None = None
+        # Of the last phase that failed: its report until that is sent, and its exception.
+        self._failure: tuple[pytest.TestReport | None, BaseException] | None = None
+        # Of the last report of each phase: its outcome when it was made, and its exception, encoded.
+        self._made: dict[str, tuple[str, dict[str, Any] | None]] = {}
 
     def run(self) -> None:
         """Runs the session."""
@@ -286,18 +288,26 @@ class RankSession:
         ]
         return manager.subset_hook_caller("pytest_runtest_protocol", theirs)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        self._refuse_to_run_again()
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None, object, object]:
+        return (yield from self._run_once())
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self) -> None:
-        self._refuse_to_run_again()
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        return (yield from self._run_once())
 
-    def _refuse_to_run_again(self) -> None:
+    def _run_once(self) -> Generator[None, object, object]:
         """Fails a test that a plugin runs again in this rank alone. The parent does that, with new ranks."""
         if self._failure is not None:
-            raise self._failure
+            report, error = self._failure
+            if report is not None:  # The plugin has kept it back.
+                self.pytest_runtest_logreport(report)
+            raise error
+        try:
+            return (yield)
+        except BaseException as error:
+            self._raised = error
+            raise
 
     def _set_fixture_values(self, item: Any) -> None:
         """Replaces fixtures by the parent's values. Fixtures that only they request are not set up."""
@@ -322,9 +332,9 @@ class RankSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         raised = None if call.excinfo is None else _encode_exception(call.excinfo.value)
-        if report.failed and call.excinfo is not None:
-            self._failure = call.excinfo.value
-        self._made = (report.outcome, raised)
+        if report.failed and call.excinfo is not None and call.excinfo.value is self._raised:
+            self._failure = (report, call.excinfo.value)
+        self._made[call.when] = (report.outcome, raised)
         debugger = self._debugger
         if debugger is not None and check_interactive_exception(call, report) and debugger.try_to_enter():
             self._to_debug = call.excinfo.value if call.excinfo is not None else None
@@ -337,13 +347,15 @@ class RankSession:
         if SUBTEST in data:  # pytest-subtests sends any object.
             arguments = data[SUBTEST]["kwargs"]
             data[SUBTEST]["kwargs"] = {name: _make_plain(value) for name, value in arguments.items()}
-        made_outcome, raised = self._made
+        made_outcome, raised = self._made.get(report.when or "", ("", None))
         if report.outcome == "failed" and made_outcome == "passed":
             # pytest 9 fails it when it is shown, for its failed subtests. The parent does, for all ranks.
             data.update(outcome="passed", longrepr=None, contains_failed_subtests=True)
         if report.outcome != "passed":
             self._coverage.save()
         self._link.send("report", (_remove_objects(data), raised))
+        if self._failure is not None and self._failure[0] is report:
+            self._failure = (None, self._failure[1])
         error, self._to_debug = self._to_debug, None
         if error is not None and self._debugger is not None:
             self._debugger.post_mortem(report.longreprtext, error)
