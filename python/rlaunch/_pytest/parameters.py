@@ -29,7 +29,7 @@ def _describe(value: Any) -> bytes | str:
 
 
 def set_parameters(item: pytest.Item, wanted: dict[str, bytes | str]) -> None:
-    """Gives a rank's test the parent's values of parameters that differ. Equal ones stay the objects they are.
+    """Gives a rank's test the parent's values of parameters that differ. Equal ones stay the same objects.
 
     Raises:
         pytest.UsageError: one differs and cannot be sent.
@@ -43,7 +43,8 @@ def set_parameters(item: pytest.Item, wanted: dict[str, bytes | str]) -> None:
                 raise TypeError("it cannot be pickled")
             item.callspec.params[name] = pickle.loads(value)  # type: ignore[attr-defined]
         except Exception as error:
+            what = f"the parameter {name!r} differs between processes (a set, a time, a random number)"
+            why = f"the pytest process cannot send its value: {error}"
             raise pytest.UsageError(
-                f"the parameter {name!r} differs between processes (a set, a time, a random number), and the "
-                f"pytest process cannot send its value: {error}. Use a value that is the same in every process."
+                f"{what}, and {why}. Use one that is the same in all processes."
             ) from None

@@ -284,10 +284,14 @@ class Run:
             if known <= {"skipped"}:
                 phase = "teardown" if known else peer.current_phase()
                 self._add(Outcome("died", phase, peer.number, content))
-        elif kind == "exit" and peer.number not in self.stopped and peer.passed < len(PHASES):
-            if not any(outcome.rank == peer.number for outcome in self.outcomes):
-                phase = peer.current_phase()
-                self._add(Outcome("error", phase, peer.number, f"the rank has ended without a {phase}"))
+        elif (
+            kind == "exit"
+            and peer.number not in self.stopped
+            and peer.passed < len(PHASES)
+            and all(outcome.rank != peer.number for outcome in self.outcomes)
+        ):
+            phase = peer.current_phase()
+            self._add(Outcome("error", phase, peer.number, f"the rank has ended without a {phase}"))
 
     def _add(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

@@ -114,9 +114,9 @@ def _pickle_workerinput(config: pytest.Config) -> dict[str, bytes]:
 
 
 def _make_workerinput(config: pytest.Config) -> dict[str, Any]:
-    """Returns what ``pytest_configure_node`` adds to, once for a session: as of one worker of pytest-xdist."""
+    """Returns what ``pytest_configure_node`` adds to, once for a session, as for one worker of pytest-xdist."""
     values = {"workerid": NO_WORKER, "workercount": 1, "testrunuid": "", "mainargv": sys.argv}
-    hook = getattr(config.hook, "pytest_configure_node", None)
+    hook: Any = getattr(config.hook, "pytest_configure_node", None)
     gateway = types.SimpleNamespace(id=NO_WORKER)
     node = types.SimpleNamespace(config=config, gateway=gateway, workerinput=values)
     for implementation in [] if hook is None else hook.get_hookimpls():
