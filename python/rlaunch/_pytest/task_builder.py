@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .parameters import describe_parameters
+from .rank.parameters import describe_parameters
 from .task import ANY_RANK, NO_WORKER, Task, is_conftest, list_node_names
 
 # Options that concern only the parent, and the value that a rank's session gets instead.
@@ -114,7 +114,7 @@ def _pickle_workerinput(config: pytest.Config) -> dict[str, bytes]:
 
 
 def _make_workerinput(config: pytest.Config) -> dict[str, Any]:
-    """Returns what ``pytest_configure_node`` adds to, once for a session, as for one worker of pytest-xdist."""
+    """Returns what ``pytest_configure_node`` adds to, once a session, as for one worker of pytest-xdist."""
     values = {"workerid": NO_WORKER, "workercount": 1, "testrunuid": "", "mainargv": sys.argv}
     hook: Any = getattr(config.hook, "pytest_configure_node", None)
     gateway = types.SimpleNamespace(id=NO_WORKER)

@@ -27,12 +27,12 @@ from _pytest.runner import check_interactive_exception
 from ..._process.guardian import KEY
 from ..._spawn.worker import InheritedFd
 from ..messages import SUBTEST, Link
-from ..parameters import set_parameters
 from ..rank_coverage import RankCoverage
 from ..resources.leaks import record_shared_memory
 from ..task import is_conftest, list_node_names
 from .debugger import Debugger, ignore_interrupts
 from .fixture import Rank
+from .parameters import set_parameters
 from .workerinput import configure_without_workers, unpickle_workerinput
 
 if TYPE_CHECKING:
