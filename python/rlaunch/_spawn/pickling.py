@@ -23,13 +23,14 @@ from .tensors import paddle_reducers, torch_reducers
 
 TYPE_CHECKING = False  # A rank needs this module for its result; importing typing takes longer.
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from typing import IO, Any, ClassVar
 
 # What picklers raise for an object that cannot be looked up by name.
 _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)
 # The types that picklers raise themselves, unlike a __reduce__ of the user. Only their texts are extended.
 _FROM_PICKLERS = (*_NOT_BY_NAME, RuntimeError, ValueError)
+_leaves_main_out = False
 
 
 def build_preparation_data(name: str) -> tuple[dict[str, Any], bool]:
@@ -39,6 +40,9 @@ def build_preparation_data(name: str) -> tuple[dict[str, Any], bool]:
     rule, for a ``__main__.py``.
     """
     data = spawn.get_preparation_data(name)
+    if _leaves_main_out:
+        data.pop("init_main_from_path", None)
+        data.pop("init_main_from_name", None)
     path = data.get("init_main_from_path", "")
     if path and not os.path.isfile(path):
         del data["init_main_from_path"]  # <stdin>
@@ -47,6 +51,17 @@ def build_preparation_data(name: str) -> tuple[dict[str, Any], bool]:
     by_path = path != "" and os.path.splitext(os.path.basename(path))[0] != "ipython"
     by_name = data.get("init_main_from_name", "__main__").rpartition(".")[2] != "__main__"
     return data, by_name or by_path
+
+
+@contextlib.contextmanager
+def main_left_out() -> Generator[None]:
+    """Ranks that start in this block do not import the main module."""
+    global _leaves_main_out
+    _leaves_main_out = True
+    try:
+        yield
+    finally:
+        _leaves_main_out = False
 
 
 class Pickler:
