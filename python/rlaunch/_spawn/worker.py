@@ -12,8 +12,10 @@ from .results import ERROR, EXITED, RESULT, ResultSlot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
+
+    from .call import Call
 
 
 class EnvDelta:
@@ -96,15 +98,14 @@ def arm_cleanup(lifeline: Lifeline, env_delta: EnvDelta, result_slot: ResultSlot
 
 
 def run_rank(
-    func: Callable[..., Any],
-    args: Iterable[Any],
+    call: Call,
     backend: str,
     log: str | None,
     result_slot: ResultSlot,
     env_delta: EnvDelta,
     lifeline: Lifeline,
 ) -> None:
-    """Runs ``func(*args)`` as a rank; puts its return value or its traceback into the result slot."""
+    """Runs the call as a rank; puts its return value or its traceback into the result slot."""
     try:
         arm_cleanup(lifeline, env_delta, result_slot)
         if log is not None:
@@ -115,12 +116,16 @@ def run_rank(
         wait_for_stores()
         answer_if_unreadable()
         try:
+            func, args = call.take()
             _put_result(result_slot, func(*args))
         except SystemExit as error:
-            if not error.code:
+            if error.code is None or error.code == 0:
                 result_slot.put(EXITED, lambda file: None)
+            put_exit_text(result_slot, error)
             raise
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             put_error(result_slot, _advise(error, env_delta.variables))
             sys.exit(1)
     except KeyboardInterrupt:
@@ -148,7 +153,13 @@ def put_error(result_slot: ResultSlot, advice: str = "") -> None:
     result_slot.put(ERROR, lambda file: file.write(text))
 
 
-def _advise(error: Exception, variables: dict[str, str]) -> str:
+def put_exit_text(result_slot: ResultSlot, error: SystemExit) -> None:
+    """Puts the traceback of ``sys.exit("text")``; nothing for an exit status."""
+    if error.code is not None and not isinstance(error.code, int):
+        put_error(result_slot)
+
+
+def _advise(error: BaseException, variables: dict[str, str]) -> str:
     """Returns the line for a rank that lacks a variable of torch; nothing for other exceptions."""
     import re
 

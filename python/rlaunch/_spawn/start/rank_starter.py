@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ... import _lib
 from ..._process.guardian import NO_SWEEP, key_variable, new_key, sweep_leftovers, swept_message
 from ..._process.spawners import new_spawner, release_after_fork
+from ..call import Call
+from ..doubtful_modules import DoubtfulModules
 from ..messages import print_if_possible, print_message
 from ..pickling import Pickler
 from ..results import ResultSlot
@@ -45,8 +47,8 @@ class RankStarter:
         """
         Args:
             grace: seconds between SIGTERM and SIGKILL if the ranks have to be ended.
-            user_arguments: the values that the user passes to the ranks, by parameter name; a pickle error
-                names the value that failed.
+            user_arguments: the function that the ranks call and its arguments, by parameter name; a pickle
+                error names the value that failed.
         """
         self._class = process_class
         self._daemon = daemon
@@ -55,7 +57,8 @@ class RankStarter:
         self.key = new_key()
         if (line := _lib.procfs_line()) is not None:
             print_if_possible(f"rlaunch: {line}")
-        self._pickler = Pickler(user_arguments, "the ranks")
+        self._func, self._args = user_arguments.values()
+        self._pickler = Pickler(user_arguments, "the ranks", doubtful=DoubtfulModules())
         self._leases = leases
         self._env_overflow = env_overflow
         self._zygote = zygote
@@ -84,7 +87,7 @@ class RankStarter:
     def start(
         self, target: Callable[..., None], args: tuple[Any, ...], env_delta: EnvDelta, log: str | None
     ) -> None:
-        """Starts the next rank, which calls ``target(*args, result_slot, env_delta, lifeline)``.
+        """Starts the next rank, which calls ``target(call, *args, result_slot, env_delta, lifeline)``.
 
         Raises:
             OSError: the system cannot start it; the text names the rank.
@@ -94,7 +97,8 @@ class RankStarter:
         lifeline = Lifeline(-1)
         try:
             slot = ResultSlot()
-            process = self._class(target=target, args=(*args, slot, env_delta, lifeline))
+            call = Call(self._func, self._args)
+            process = self._class(target=target, args=(call, *args, slot, env_delta, lifeline))
             process.start_spec = StartSpec(
                 self._spawner,
                 self._leases,
@@ -102,6 +106,7 @@ class RankStarter:
                 env_delta,
                 log,
                 self._env_overflow,
+                call,
                 self._pickler,
                 self._zygote,
             )
