@@ -28,23 +28,39 @@ impl SpecError {
     }
 }
 
-/// A value for a message: control characters are escaped, and long values are cut at 80 characters.
+/// A value for a message: control characters are escaped, quotes are not, and long values are cut at 80 characters.
 pub fn shown(value: &str) -> String {
     const MOST: usize = 80;
-    let mut text: String = value.chars().take(MOST).flat_map(char::escape_debug).collect();
+    let mut text = String::new();
+    for char in value.chars().take(MOST) {
+        match char {
+            '\'' | '"' => text.push(char),
+            other => text.extend(other.escape_debug()),
+        }
+    }
     if value.chars().count() > MOST {
         text.push_str("...");
     }
     text
 }
 
+/// Whether a value is in quotes, which a shell would have taken away if they had not been quoted themselves.
+fn is_in_quotes(value: &str) -> bool {
+    value.len() > 1 && ['\'', '"'].iter().any(|quote| value.starts_with(*quote) && value.ends_with(*quote))
+}
+
 impl fmt::Display for SpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.field)?;
-        if let Some(value) = &self.value {
-            write!(f, " {}", shown(value))?;
+        match self.value.as_deref() {
+            None => {}
+            Some("") => f.write_str(" ''")?,
+            Some(value) => write!(f, " {}", shown(value))?,
         }
         write!(f, ": {}", self.why)?;
+        if self.value.as_deref().is_some_and(is_in_quotes) {
+            f.write_str("; the quotes are part of the value, so leave out one pair")?;
+        }
         self.hint.iter().try_for_each(|hint| write!(f, "; {hint}"))
     }
 }

@@ -75,6 +75,9 @@ def run_process(
     except SystemExit as error:
         put_exit_text(result_slot, error)
         raise
-    except BaseException:
+    except Exception:
         put_error(result_slot)
         sys.exit(1)
+    except BaseException:
+        put_error(result_slot)
+        raise  # multiprocessing prints it, as in torch's processes.

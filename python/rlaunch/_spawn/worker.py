@@ -125,9 +125,12 @@ def run_rank(
             raise
         except KeyboardInterrupt:
             raise
-        except BaseException as error:
+        except Exception as error:
             put_error(result_slot, _advise(error, env_delta.variables))
             sys.exit(1)
+        except BaseException:
+            put_error(result_slot)
+            raise  # multiprocessing prints it, as in Paddle's ranks.
     except KeyboardInterrupt:
         _die_of_interrupt()
 
@@ -159,7 +162,7 @@ def put_exit_text(result_slot: ResultSlot, error: SystemExit) -> None:
         put_error(result_slot)
 
 
-def _advise(error: BaseException, variables: dict[str, str]) -> str:
+def _advise(error: Exception, variables: dict[str, str]) -> str:
     """Returns the line for a rank that lacks a variable of torch; nothing for other exceptions."""
     import re
 

@@ -1,11 +1,12 @@
 //! The record of this node's part of a job: opens the journal, writes `result.json` at the end.
 
+use crate::cli::common::command_line::refused_option;
 use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
 use crate::cli::common::message::{begin_final_report, print_notice};
 use crate::cli::node::build_failure_report::{build_failure_report, find_earlier_failure};
 use crate::cli::node::frontend::{Frontend, NodeEnd};
-use crate::report::failure_report::{ReportStyle, render};
+use crate::report::failure_report::{FailureCause, ReportStyle, render};
 use crate::report::secrets;
 use crate::run::launch::Launch;
 use crate::run::launch_result::{BlameGround, LaunchResult};
@@ -69,6 +70,12 @@ pub(crate) fn record_end(
         failure: failure.as_ref(),
         own_text: own_text.as_deref(),
     });
+    if let Some(FailureCause::Failed(culprit)) = failure.as_ref().map(|failure| &failure.outcome)
+        && !context.raised_by_caller
+        && let Some(hint) = refused_option(&culprit.tail.lines)
+    {
+        print_notice(&hint);
+    }
     gloo_tmpdir::remove(disposable);
     (exit_status, result)
 }

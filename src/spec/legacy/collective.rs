@@ -266,7 +266,7 @@ fn backend(values: &OptValues, vars: &EnvVars) -> Result<(LegacyBackend, (String
         "xccl" | "flagcx" => LegacyBackend::Other,
         _ => {
             let why = format!(
-                "paddle.distributed initialize error, backend argument can only be one of 'nccl', 'gloo', 'bkcl', \
+                "ValueError: paddle.distributed initialize error, backend argument can only be one of 'nccl', 'gloo', 'bkcl', \
                  'auto', 'heter', 'xccl' but got {text}"
             );
             return Err(SpecError::new(from, text, why, "give auto to choose by the devices"));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,8 @@ class RankStarter:
             process.start()
             del process.start_spec
         except OSError as error:
-            raise OSError(error.errno, f"rank {rank} cannot be started: {error.strerror or error}") from error
+            text = f"rank {rank} cannot be started: {_describe(error)}"
+            raise OSError(error.errno, text, *filter(None, [error.filename])) from error
         except Exception as error:
             from ..pickle_diagnosis import trim_traceback
 
@@ -124,6 +126,16 @@ class RankStarter:
             raise error
         self.processes.append(process)
         self.result_slots.append(slot)
+
+
+def _describe(error: OSError) -> str:
+    """Returns why the system refused, also where its text names no file."""
+    if error.errno == errno.ENOENT and error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the current folder has been deleted; change to one that exists"
+    return error.strerror or str(error)
 
 
 def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:
