@@ -66,3 +66,21 @@ impl fmt::Display for SpecError {
 }
 
 impl std::error::Error for SpecError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_shown_as_it_was_given() {
+        let text = |value: Option<&str>| {
+            SpecError { value: value.map(str::to_owned), ..SpecError::new("--x", "", "why", "hint") }.to_string()
+        };
+        assert_eq!(text(None), "--x: why; hint");
+        assert_eq!(text(Some("")), "--x '': why; hint");
+        assert_eq!(text(Some("it's \"a\"\n")), "--x it's \"a\"\\n: why; hint");
+        for quoted in ["'0,1'", "\"0,1\""] {
+            assert!(text(Some(quoted)).starts_with(&format!("--x {quoted}: why; the quotes are part")), "{quoted}");
+        }
+    }
+}

@@ -84,6 +84,7 @@ fn parse_and_launch(
             return Ok(exit_code::OK);
         }
     };
+    command_line::check_copied(&flags, &aliases, &rest)?;
     if rest.is_empty() {
         return Err(CommandLineError::NoScript { example: "python -m rlaunch --nproc_per_node 2" }.into());
     }

@@ -220,7 +220,6 @@ pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
         None => Vec::new(),
     };
     let aliases = given_aliases(&args[..args.len().saturating_sub(rest.len())]);
-    command_line::check_copied(&flags, &aliases, &rest)?;
     Ok(PaddleArgs::Job { flags, rest, deprecated, aliases })
 }
 

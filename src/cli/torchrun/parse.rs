@@ -105,9 +105,6 @@ pub fn parse(args: &[OsString]) -> Result<TorchrunArgs, CommandLineError> {
         instead,
     };
     let parsed = parser.parse(args)?;
-    if parsed.stopped_at.is_none() {
-        command_line::check_copied(&parsed.options, &BTreeMap::new(), &parsed.rest)?;
-    }
     Ok(match parsed.stopped_at {
         None => TorchrunArgs::Job { flags: parsed.options, rest: parsed.rest, deprecated: parsed.deprecated },
         Some("print-completion") => TorchrunArgs::Print(completion(&parsed.options["print-completion"])?),

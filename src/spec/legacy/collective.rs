@@ -357,7 +357,7 @@ fn by_node(list: &str, nodes: usize, each: usize) -> Result<Vec<Vec<Endpoint>>, 
     let (mut all, mut known) = (Vec::new(), HashSet::new());
     for text in list.split(',').map(str::trim) {
         let Some(endpoint) = Endpoint::parse(text).filter(|endpoint| endpoint.port > 0) else {
-            return refuse(format!("{} is not an endpoint", text.escape_debug()));
+            return refuse(format!("{} is not an endpoint", crate::spec::shown(text)));
         };
         if !known.insert(endpoint.clone()) {
             return refuse(format!("lists {endpoint} twice"));

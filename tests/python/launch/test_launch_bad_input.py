@@ -50,6 +50,52 @@ def refuse(place: Place, status: int, args: list[str], *words: str, **options: A
 # --- The command line. -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--gpus", "'0,1'", "train.py"], ["--gpus '0,1': ", "the quotes are part of the value"]),
+        (["--log_dir", "=", "./logs", "train.py"], ["--log_dir=./logs"]),
+        (["--gpus", "=0", "train.py"], ["--gpus=0"]),
+        (["\u2013gpus", "0,1", "train.py"], ["\u2013gpus", "write --gpus"]),
+        (["\u2014nproc-per-node=2", "train.py"], ["write --nproc-per-node"]),
+        (["--nproc_per_node", "", "train.py"], ["--nproc_per_node ''"]),
+    ],
+)
+def test_a_copied_command_line_says_what_it_lost(place: Place, args: list[str], words: list[str]) -> None:
+    refuse(place, USAGE, args, *words)
+
+
+@pytest.mark.parametrize(
+    ("args", "environ"),
+    [
+        (["--nnodes", ""], {}),
+        (["--job_id", ""], {}),
+        ([], {"PADDLE_NNODES": ""}),
+        ([], {"PADDLE_JOB_ID": " "}),
+        (["--job_id", "exp/1"], {}),
+    ],
+)
+def test_an_empty_value_is_the_default_and_a_job_may_have_a_slash(
+    place: Place, args: list[str], environ: dict[str, str]
+) -> None:
+    place.script("")
+    ended = place.run(*args, "train.py", env=environment(**environ))
+    assert ended.status == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "is_launchers"), [("--log_dir", True), ("--max-restarts", True), ("--foo", False)]
+)
+def test_a_launchers_option_that_the_script_refuses_is_named(
+    place: Place, option: str, is_launchers: bool
+) -> None:
+    (place.folder / "parse.py").write_text("import argparse; argparse.ArgumentParser().parse_args()")
+    ended = place.run("parse.py", option, "x")
+    assert ended.status == 2
+    hint = f"rlaunch: {option} is an option of the launcher: "
+    assert any(line.startswith(hint) for line in str(ended.stderr).splitlines()) == is_launchers
+
+
 @pytest.mark.parametrize("args", [[], ["--nproc_per_node=2"], ["--dry_run"], ["-m"]])
 def test_a_script_is_required(place: Place, args: list[str]) -> None:
     text = "the following arguments are required: training_script, training_script_args (which may be none)"

@@ -68,8 +68,7 @@ def test_what_a_rank_cannot_import_is_sent_by_value(module: Any, method: str) ->
 
 def test_what_only_the_main_module_makes_is_sent_by_name(tmp_path: Path) -> None:
     """A rank's copy of such a module is the one that its main module made."""
-    script = tmp_path / "program.py"
-    script.write_text(
+    text = (
         "import sys, types, rlaunch\n"
         "made = sys.modules['made_by_main'] = types.ModuleType('made_by_main')\n"
         "exec('class Thing: pass', vars(made))\n"
@@ -77,14 +76,10 @@ def test_what_only_the_main_module_makes_is_sent_by_name(tmp_path: Path) -> None
         "if __name__ == '__main__':\n"
         "    print(rlaunch.spawn(check, (made.Thing(),), nprocs=1, backend='gloo').results())\n"
     )
-    environ = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, str(script)], env=environ, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("[True]\n", 0), done.stderr
+    assert _run_program(tmp_path, text) == "[True]\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["os", "os.path", "posixpath", "email.mime.text", "sys", "rlaunch._lib", "pytest"]
-)
+@pytest.mark.parametrize("name", ["os.path", "email.mime.text", "sys", "rlaunch._lib", "pytest"])
 def test_modules_that_a_rank_can_import(name: str) -> None:
     assert can_import(name)
 
@@ -134,7 +129,7 @@ def skip() -> None:
 
 
 def raise_nothing() -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(LookupError):
         pass
 
 
@@ -191,6 +186,54 @@ def test_a_failure_to_unpickle_reaches_the_caller(method: str) -> None:
     with pytest.raises(ProcessRaisedException) as raised:
         rlaunch.torch.start_processes(take, (Unreadable(),), 1, start_method=method)
     assert _last_line(str(raised.value)) == "LookupError: not here"
+
+
+DAEMON = """
+import multiprocessing, rlaunch, rlaunch.torch
+
+def nothing(*_): pass
+
+def spawn_all():
+    for method in METHODS:
+        rlaunch.spawn(nothing, nprocs=2, backend="gloo", start_method=method)
+    rlaunch.torch.spawn(nothing, nprocs=1)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("fork").Process(target=spawn_all, daemon=True)
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
+
+
+def _run_program(folder: Path, text: str) -> str:
+    script = folder / "program.py"
+    script.write_text(text)
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, str(script)], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_daemonic_process_has_ranks(tmp_path: Path) -> None:
+    assert _run_program(tmp_path, DAEMON.replace("METHODS", repr(METHODS))) == "0\n"
+
+
+GONE = """
+import os, rlaunch, tempfile
+if __name__ == "__main__":
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+    try:
+        rlaunch.spawn(print, nprocs=1, backend="gloo")
+    except FileNotFoundError as error:
+        print("current folder" in str(error))
+"""
+
+
+def test_a_deleted_current_folder_is_named(tmp_path: Path) -> None:
+    assert _run_program(tmp_path, GONE) == "True\n"
 
 
 class _Unindexed:
