@@ -31,10 +31,10 @@ def dump_call(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) ->
         PicklingError, AttributeError, TypeError and others: pickle's own. The first line names what cannot be
             pickled.
     """
-    from .._spawn.call import dump_call
-    from .._spawn.doubtful_modules import DoubtfulModules
     from .._spawn.main_guard import check_main_guard
-    from .._spawn.pickling import Pickler, build_preparation_data
+    from .._spawn.sending.call import dump_call
+    from .._spawn.sending.doubtful_modules import DoubtfulModules
+    from .._spawn.sending.pickling import Pickler, build_preparation_data
     from .._spawn.start.preparation import add_cell_sources
 
     check_main_guard()
@@ -79,7 +79,7 @@ def main(payload: str, folder: str) -> None:
 
 
 def _run(payload: str, result: str) -> None:
-    from .._spawn.pickling import Pickler
+    from .._spawn.sending.pickling import Pickler
 
     entrypoint, args = _load_call(payload)
     value = None
@@ -97,7 +97,7 @@ def _run(payload: str, result: str) -> None:
 def _load_call(payload: str) -> Any:
     from multiprocessing import process, spawn
 
-    from .._spawn.call import load_call
+    from .._spawn.sending.call import load_call
 
     with open(payload, "rb") as file:
         preparation, pickled = pickle.load(file)
@@ -119,7 +119,7 @@ def _without_picklers_frames() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from .._spawn.pickle_diagnosis import trim_traceback
+        from .._spawn.sending.pickle_diagnosis import trim_traceback
 
         trim_traceback(error)
         raise error

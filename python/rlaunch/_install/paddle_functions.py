@@ -20,7 +20,7 @@ def run_command() -> None:
 
 
 def run_legacy_command() -> None:
-    """As ``run_command``, with the options of Paddle's legacy launcher, ``paddle.distributed.fleet.launch``."""
+    """As ``run_command``, for Paddle's legacy launcher: ``paddle.distributed.fleet.launch``."""
     _run_as("", "paddle.distributed.fleet.launch", "--legacy", "1")
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from .call import Call
     from .results import ResultSlot
+    from .sending.call import Call
 
 # pytest shows the caller's frames alone.
 __tracebackhide__ = True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from .call import Call
+    from .sending.call import Call
 
 
 class EnvDelta:
@@ -136,13 +136,13 @@ def run_rank(
 
 
 def _put_result(result_slot: ResultSlot, result: Any) -> None:
-    from .pickling import Pickler
+    from .sending.pickling import Pickler
 
     pickler = Pickler({"result": result}, "the parent", copies_tensors=True, is_stored=True)
     try:
         result_slot.put(RESULT, lambda file: pickler.dump(result, file))
     except Exception as error:
-        from .pickle_diagnosis import trim_traceback
+        from .sending.pickle_diagnosis import trim_traceback
 
         trim_traceback(error)
         raise error

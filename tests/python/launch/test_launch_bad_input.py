@@ -159,8 +159,6 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--restart_delay=0", "--never_restart_on=3"], ["--never_restart_on 3", "without --max_restart"]),
         (["--dry_run=xml"], ["--dry_run xml", "json"]),
         (["--log_dir="], ["--log_dir", "name a folder"]),
-        (["--job_id="], ["--job_id"]),
-        (["--job_id=../x"], ["--job_id ../x"]),
         (["--master=nowhere"], ["--master nowhere", "ip:port"]),
         (["--ips=127.0.0.1", "--start_port=0"], ["--start_port 0"]),
         (["--ips=127.0.0.1", "--start_port=65536"], ["--start_port 65536"]),
@@ -197,7 +195,6 @@ def test_an_option_without_its_value_is_refused(place: Place, option: str) -> No
     [
         ({"PADDLE_NPROC_PER_NODE": "two"}, ["PADDLE_NPROC_PER_NODE two"]),
         ({"PADDLE_LOG_OVERWRITE": "maybe"}, ["PADDLE_LOG_OVERWRITE maybe"]),
-        ({"PADDLE_JOB_ID": "a/b"}, ["PADDLE_JOB_ID a/b"]),
         ({"RLAUNCH_GRACE_PERIOD": "soon"}, ["RLAUNCH_GRACE_PERIOD soon"]),
         ({"PADDLE_MAX_RESTART": "often"}, ["PADDLE_MAX_RESTART often"]),
         ({"RLAUNCH_RESTART_ON": "1,,2"}, ["RLAUNCH_RESTART_ON 1,,2"]),

@@ -17,7 +17,7 @@ import rlaunch.torch
 from effort import each
 from paths import PYTHONPATH
 from rlaunch import RankError
-from rlaunch._spawn.doubtful_modules import can_import
+from rlaunch._spawn.sending.doubtful_modules import can_import
 from rlaunch.errors import ProcessExitedException, ProcessRaisedException
 from stress import METHODS, spawn
 
@@ -51,7 +51,8 @@ def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         path = tmp_path / "odd_file.py"
         path.write_text(SOURCE)
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, "odd_file", module)
         spec.loader.exec_module(module)

@@ -29,7 +29,7 @@ from ... import _lib
 from ..._preload import fork_request
 from ..._process import debugger
 from ..._process.signal_mask import blocked_signals
-from ..pickling import build_preparation_data
+from ..sending.pickling import build_preparation_data
 from ..worker import open_log
 from .preparation import RunOnUnpickling, add_cell_sources
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ... import _lib
 from ..._process.guardian import NO_SWEEP, key_variable, new_key, sweep_leftovers, swept_message
 from ..._process.spawners import new_spawner, release_after_fork
-from ..call import Call
-from ..doubtful_modules import DoubtfulModules
 from ..messages import print_if_possible, print_message
-from ..pickling import Pickler
 from ..results import ResultSlot
+from ..sending.call import Call
+from ..sending.doubtful_modules import DoubtfulModules
+from ..sending.pickling import Pickler
 from ..worker import EnvDelta, Lifeline
 from .rank_process import forget_all, leave_behind
 from .start_spec import StartSpec
@@ -118,7 +118,7 @@ class RankStarter:
             text = f"rank {rank} cannot be started: {_describe(error)}"
             raise OSError(error.errno, text, *filter(None, [error.filename])) from error
         except Exception as error:
-            from ..pickle_diagnosis import trim_traceback
+            from ..sending.pickle_diagnosis import trim_traceback
 
             # The arguments are the same for all ranks: only of a later one the number says something.
             if not (trim_traceback(error) and rank == 0) and hasattr(error, "add_note"):  # Python 3.11.

@@ -6,8 +6,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ... import _lib
     from ..._preload.client import Zygote
-    from ..call import Call
-    from ..pickling import Pickler
+    from ..sending.call import Call
+    from ..sending.pickling import Pickler
     from ..worker import EnvDelta, Lifeline
 
 

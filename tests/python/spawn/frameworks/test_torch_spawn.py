@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from effort import each
 from rlaunch import errors
-from rlaunch._spawn.call import Call
+from rlaunch._spawn.sending.call import Call
 from rlaunch._spawn.start_processes import run_process
 from rlaunch._spawn.worker import EnvDelta
 from rlaunch.torch import (

@@ -10,7 +10,7 @@ import io
 import os
 import struct
 
-from .. import _lib
+from ... import _lib
 
 TYPE_CHECKING = False  # A rank needs this module; importing typing takes longer.
 if TYPE_CHECKING:
