@@ -59,7 +59,7 @@ pub(crate) fn list(
             Some(address) => addresses.push(address),
             None => {
                 return refuse(
-                    format!("'{}' is not an endpoint", word.escape_debug()),
+                    format!("'{}' is not an endpoint", crate::spec::shown(word)),
                     "give host:port separated by commas",
                 );
             }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,11 @@ def _describe_failure(
 ) -> Any:
     run = item.stash.get(_run, None)
     if run is not None and excinfo.value is item.stash.get(_raised, None):
-        return outcome.format_failure(item, run)
+        try:
+            return outcome.format_failure(item, run)
+        except Exception:
+            # Under pytest-xdist, an internal error leaves the test out, with exit status 0.
+            return f"{excinfo.exconly()}\n\n{traceback.format_exc()}"
     return usual(excinfo, *args, **kwargs)
 
 

@@ -104,7 +104,7 @@ def spawn(
     with RankStarter(rank_class, bool(daemon), grace, user_arguments, leases, overflow, zygote) as starter:
         for environ, log in zip(environs, logs, strict=True):
             env_delta = EnvDelta(environ, vars_to_unset(environ))
-            starter.start(run_rank, (func, args, settings["backend"], log), env_delta, log)
+            starter.start(run_rank, (settings["backend"], log), env_delta, log)
         context = MultiprocessContext(starter.processes, starter.result_slots, leases, grace, starter.key)
         starter.is_over = context.is_over
         while join and not context.join():

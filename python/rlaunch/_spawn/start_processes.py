@@ -11,13 +11,14 @@ from .main_guard import check_main_guard
 from .start.rank_starter import RankStarter
 from .start.start_methods import process_class
 from .torch_context import DEFAULT_GRACE, ProcessContext
-from .worker import EnvDelta, Lifeline, arm_cleanup, put_error
+from .worker import EnvDelta, Lifeline, arm_cleanup, put_error, put_exit_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
     from .results import ResultSlot
+    from .sending.call import Call
 
 # pytest shows the caller's frames alone.
 __tracebackhide__ = True
@@ -44,7 +45,7 @@ def start_processes(
     rank_class = process_class(method)
     with RankStarter(rank_class, bool(daemon), DEFAULT_GRACE, user_arguments, zygote=zygote) as starter:
         for index in range(nprocs):
-            starter.start(run_process, (fn, index, args), EnvDelta({}), None)
+            starter.start(run_process, (index,), EnvDelta({}), None)
         context = ProcessContext(starter.processes, starter.result_slots, starter.key)
         starter.is_over = context.is_over
         while join and not context.join():
@@ -53,24 +54,30 @@ def start_processes(
 
 
 def run_process(
-    fn: Callable[..., Any],
+    call: Call,
     index: int,
-    args: Iterable[Any],
     result_slot: ResultSlot,
     env_delta: EnvDelta,
     lifeline: Lifeline,
 ) -> None:
-    """Runs ``fn(index, *args)`` as a rank; puts its traceback into the result slot if it raises."""
+    """Runs ``func(index, *args)`` as a rank; puts its traceback into the result slot if it raises."""
     arm_cleanup(lifeline, env_delta, result_slot)
     env_delta.apply()
     parent = os.getppid()
     try:
-        fn(index, *args)
+        func, args = call.take()
+        func(index, *args)
     except KeyboardInterrupt:
         # Without its parent there is no process to read the traceback.
         if os.getppid() == parent:
             put_error(result_slot)
             sys.exit(130)
+    except SystemExit as error:
+        put_exit_text(result_slot, error)
+        raise
     except Exception:
         put_error(result_slot)
         sys.exit(1)
+    except BaseException:
+        put_error(result_slot)
+        raise  # multiprocessing prints it, as in torch's processes.

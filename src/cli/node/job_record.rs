@@ -1,5 +1,6 @@
 //! The record of this node's part of a job: opens the journal, writes `result.json` at the end.
 
+use crate::cli::common::command_line::refused_option;
 use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
 use crate::cli::common::message::{begin_final_report, print_notice};
@@ -74,6 +75,12 @@ pub(crate) fn record_end(
         failure: failure.as_ref(),
         own_text: own_text.as_ref().map(|text| &*text.console),
     });
+    if let Some(FailureCause::Failed(culprit)) = failure.as_ref().map(|failure| &failure.outcome)
+        && !context.raised_by_caller
+        && let Some(hint) = refused_option(&culprit.tail.lines)
+    {
+        print_notice(&hint);
+    }
     gloo_tmpdir::remove(disposable);
     (exit_status, result)
 }

@@ -198,7 +198,7 @@ fn choose<'a>(
             let place = |id: &String| match id.parse() {
                 Ok(number) if is_as_given => Ok(number),
                 Err(_) if is_as_given => {
-                    Err(requested.error(format!("{} is not a device", id.escape_debug()), "give numbers"))
+                    Err(requested.error(format!("{} is not a device", crate::spec::shown(id)), "give numbers"))
                 }
                 _ => place_of(id, requested, visible, machine),
             };
@@ -300,7 +300,7 @@ fn without_list(
     let mut places = Vec::new();
     for id in requested.ids {
         let Some(device) = Device::of_cuda(id) else {
-            return refuse(format!("{} is not a device", id.escape_debug()), "give numbers, GPU-... or MIG-...");
+            return refuse(format!("{} is not a device", crate::spec::shown(id)), "give numbers, GPU-... or MIG-...");
         };
         if let (Device::Index(index), true) = (&device, named.is_empty()) {
             if !visible.devices.is_empty() && !visible.devices.contains(&device) {
@@ -370,7 +370,7 @@ fn in_another_form(device: &Device, visible: &VisibleDevices, machine: DeviceQue
 fn not_there(id: &str, requested: RequestedDevices<'_>, visible: &VisibleDevices) -> SpecError {
     let from = visible.from.unwrap_or("the driver's devices");
     let list = joined(&visible.devices);
-    let why = format!("device {} is not in {from} ({})", id.escape_debug(), list.escape_debug());
+    let why = format!("device {} is not in {from} ({})", crate::spec::shown(id), crate::spec::shown(&list));
     requested.error(why, "choose from the list, or change it")
 }
 

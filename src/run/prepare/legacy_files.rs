@@ -22,7 +22,7 @@ pub fn set_aside(path: &str) -> Result<(), SpecError> {
             // The path is part of the reason, because values are shortened.
             let why = format!(
                 "{} belongs to an earlier job and cannot be renamed: {}",
-                path.escape_debug(),
+                crate::spec::shown(path),
                 log_files::plain(&error)
             );
             Err(SpecError::new("PADDLE_RANK_MAPPING_PATH", "", why, "remove it"))

@@ -413,7 +413,7 @@ fn group(
     };
     let places = list(&values.field(&all), text, default)?;
     if let Some(place) = places.iter().find(|place| place.port.is_none()) {
-        let why = format!("{} has no port", place.host.escape_debug());
+        let why = format!("{} has no port", crate::spec::shown(&place.host));
         return Err(values.error(&all, &why, "give host:port separated by commas"));
     }
     match count.filter(|count| *count != places.len()) {
@@ -426,7 +426,7 @@ fn group(
 fn endpoints(values: &OptValues, name: &'static str, count: Option<usize>) -> Result<Vec<ListenAddress>, SpecError> {
     let places = list(&values.field(name), values.text(name).unwrap_or(""), &|_| None)?;
     if let Some(place) = places.iter().find(|place| place.port.is_none()) {
-        let why = format!("{} has no port", place.host.escape_debug());
+        let why = format!("{} has no port", crate::spec::shown(&place.host));
         return Err(values.error(name, &why, "give host:port separated by commas"));
     }
     match count.filter(|count| *count != places.len()) {
