@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _lib
 from .._preload.registry import import_limit
 from .._process.signal_mask import blocked_signals
-from .._spawn.pickling import main_left_out
+from .._spawn.sending.pickling import main_left_out
 from .._spawn.spawn import spawn
 from .._spawn.worker import InheritedFd
 from . import rank_coverage
