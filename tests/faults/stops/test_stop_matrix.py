@@ -56,7 +56,7 @@ def test_all_ranks_save(sender: str, kind: str, launcher: str, tmp_path: Path) -
 @left_to_ci
 @pytest.mark.parametrize("launcher", OURS)
 def test_all_ranks_save_beside_workers_of_torch(launcher: str) -> None:
-    # Torch's workers listen at sockets in the folder for temporary files; a path has at most 107 bytes (unix(7)).
+    # Workers of torch listen at sockets in the temporary folder; a path has at most 107 bytes (unix(7)).
     with tempfile.TemporaryDirectory() as folder:
         all_saved("kill", "workers", launcher, Path(folder), loader="torch")
 
