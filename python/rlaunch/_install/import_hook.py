@@ -76,6 +76,8 @@ class InstallingFinder(AfterImport):
             def exec_module(module: Any) -> None:
                 del loader.get_code
                 execute(module)
+                # Its package may import it before `python -m` executes it.
+                loader.get_code = _compile_command
 
             loader.get_code, loader.exec_module = _compile_command, exec_module
         return spec

@@ -11,7 +11,7 @@ from .main_guard import check_main_guard
 from .start.rank_starter import RankStarter
 from .start.start_methods import process_class
 from .torch_context import DEFAULT_GRACE, ProcessContext
-from .worker import EnvDelta, Lifeline, arm_cleanup, put_error, put_exit_text
+from .worker import EnvDelta, Lifeline, arm_cleanup, put_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,12 +72,7 @@ def run_process(
         if os.getppid() == parent:
             put_error(result_slot)
             sys.exit(130)
-    except SystemExit as error:
-        put_exit_text(result_slot, error)
-        raise
     except Exception:
+        # Of `sys.exit("text")` and other exceptions that are none, torch's parent knows the exit code alone.
         put_error(result_slot)
         sys.exit(1)
-    except BaseException:
-        put_error(result_slot)
-        raise  # multiprocessing prints it, as in torch's processes.

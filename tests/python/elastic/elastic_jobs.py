@@ -331,7 +331,8 @@ IMPORT_LIMIT = 3 * LIMIT
 def await_next_round(node: Node) -> None:
     """Waits until this node's first rank of the second round, in which it is alone, has begun."""
     node.await_round(1, 2)
-    until(lambda: (node.folder / f"life.{node.label}.1.0").exists(), "the rank of the next round")
+    life = node.folder / f"life.{node.label}.1.0"
+    until(lambda: life.exists() and "\n" in life.read_text(), "the rank of the next round")
 
 
 # The second node's rank notes that it was asked to end, and continues.

@@ -55,7 +55,7 @@ def refuse(place: Place, status: int, args: list[str], *words: str, **options: A
     [
         (["--gpus", "'0,1'", "train.py"], ["--gpus '0,1': ", "the quotes are part of the value"]),
         (["--log_dir", "=", "./logs", "train.py"], ["--log_dir=./logs"]),
-        (["--gpus", "=0", "train.py"], ["--gpus=0"]),
+        (["--gpus", "=", "0", "train.py"], ["--gpus=0"]),
         (["\u2013gpus", "0,1", "train.py"], ["\u2013gpus", "write --gpus"]),
         (["\u2014nproc-per-node=2", "train.py"], ["write --nproc-per-node"]),
         (["--nproc_per_node", "", "train.py"], ["--nproc_per_node ''"]),

@@ -169,16 +169,6 @@ def test_every_exception_reaches_the_caller(method: str, func: Any, args: Any, l
     assert last in _last_line(caught.value.traceback)
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-@pytest.mark.parametrize(("func", "args", "last"), ENDS)
-def test_every_exception_reaches_the_caller_of_torch(method: str, func: Any, args: Any, last: str) -> None:
-    context = rlaunch.torch.start_processes(_Unindexed(func), args, 1, join=False, start_method=method)
-    assert context is not None
-    with pytest.raises(ProcessRaisedException) as caught:
-        context.join()
-    assert last in _last_line(str(caught.value))
-
-
 @each("method", [*PICKLING, "zygote"])
 def test_a_failure_to_unpickle_reaches_the_caller(method: str) -> None:
     with pytest.raises(RankError) as caught:
