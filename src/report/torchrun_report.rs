@@ -4,6 +4,7 @@
 use crate::model::Exit;
 use crate::model::exit::signal_name;
 use crate::report::cause::blame::Blame;
+use crate::report::cause::traceback::last_begin;
 use crate::report::console::escape::plain;
 use crate::report::failure_report::{
     Culprit, FailureCause, FailureReport, ReportStyle, aftermath, describe_doubt, describe_lost_peer, head,
@@ -15,9 +16,6 @@ const WIDEST: usize = 60;
 
 /// The traceback field of a worker that printed none. (torchelastic: a page on its decorator, which rlaunch does not need.)
 const NO_TRACEBACK: &str = "<N/A>";
-const TRACEBACK: &str = "Traceback (most recent call last)";
-/// What Python prints between two exceptions of a chain.
-const CHAIN: [&str; 2] = ["The above exception was the direct cause", "During handling of the above exception"];
 
 /// A worker that failed by itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +46,7 @@ pub struct TorchrunReport<'a> {
     pub host: &'a str,
     /// The worker that failed first.
     pub root: WorkerFailure,
-    /// The same worker in the failure report.
+    /// That worker in the failure report.
     pub culprit: Culprit,
     /// Workers that failed too and were not signalled by the launcher, in any order.
     pub others: Vec<WorkerFailure>,
@@ -137,19 +135,9 @@ fn without_error_file(exit: Exit, pid: u32, culprit: Option<&Culprit>) -> String
     }
 }
 
-/// The last traceback in these lines, with the exceptions that it is chained to; all of them if none begins here.
+/// The last traceback in these lines; all of them if none begins here.
 fn traceback(lines: &[String]) -> &[String] {
-    let mut from = lines.len();
-    // The message of an exception may quote the traceback of another process (a worker of torch's DataLoader).
-    let begins = |line: &String| line.contains(TRACEBACK) && !line.contains("Original Traceback");
-    while let Some(begin) = lines[..from].iter().rposition(begins) {
-        let is_chained = |line: &String| CHAIN.iter().any(|text| line.contains(text));
-        from = begin;
-        if !lines[..begin].iter().rev().find(|line| !line.is_empty()).is_some_and(is_chained) {
-            break;
-        }
-    }
-    lines.get(from..).filter(|found| !found.is_empty()).unwrap_or(lines)
+    &lines[last_begin(lines).unwrap_or(0)..]
 }
 
 /// The end of a worker's stderr where it is no traceback.
@@ -201,19 +189,15 @@ fn error_fields(blame: &Blame) -> Vec<String> {
 /// What the failure report knows beyond torchelastic's fields, in the same form.
 fn known(culprit: &Culprit) -> Vec<String> {
     let mut lines: Vec<String> = culprit.blame.iter().flat_map(error_fields).collect();
-    let mut field = |name: &str, value: String| lines.push(self::field(name, &value));
     if let Some((library, peers)) = &culprit.lost_peer {
-        field("peer", describe_lost_peer(*library, peers));
+        lines.push(field("peer", &describe_lost_peer(*library, peers)));
     }
     if let Some(explanation) = &culprit.explanation {
-        field("cause", indented(explanation.lines()));
+        lines.push(field("cause", &indented(explanation.lines())));
     }
     lines.extend(last_lines(culprit));
-    let mut field = |name: &str, value: String| lines.push(self::field(name, &value));
     let attempt = if culprit.attempt > 0 { format!(", in attempt {}", culprit.attempt) } else { String::new() };
-    field("lived", format!("{}{attempt}", lasted(culprit.lived)));
-    if let Some(log) = &culprit.log {
-        field("log_file", plain(log.as_bytes()));
-    }
+    lines.push(field("lived", &format!("{}{attempt}", lasted(culprit.lived))));
+    lines.extend(culprit.log.iter().map(|log| field("log_file", &plain(log.as_bytes()))));
     lines
 }
