@@ -4,6 +4,7 @@
 use crate::model::Exit;
 use crate::model::exit::signal_name;
 use crate::report::cause::blame::Blame;
+use crate::report::cause::fault::FaultKind;
 use crate::report::cause::traceback::last_begin;
 use crate::report::console::escape::plain;
 use crate::report::failure_report::{
@@ -128,11 +129,16 @@ fn without_error_file(exit: Exit, pid: u32, culprit: Option<&Culprit>) -> String
         return format!("Signal {number} ({}) received by PID {pid}", signal_name(number).unwrap_or("<N/A>"));
     }
     match culprit {
-        Some(culprit) if !culprit.tail.lines.is_empty() && culprit.blame.is_some() => {
+        Some(culprit) if !culprit.tail.lines.is_empty() && has_traceback(culprit) => {
             indented(traceback(&culprit.tail.lines).iter().map(String::as_str))
         }
         _ => NO_TRACEBACK.to_owned(),
     }
+}
+
+/// Returns true if the last lines are of an exception, and not of a program that refuses its arguments.
+fn has_traceback(culprit: &Culprit) -> bool {
+    culprit.blame.as_ref().is_some_and(|blame| blame.kind != FaultKind::Message)
 }
 
 /// The last traceback in these lines; all of them if none begins here.
@@ -142,7 +148,7 @@ fn traceback(lines: &[String]) -> &[String] {
 
 /// The end of a worker's stderr where it is no traceback.
 fn last_lines(culprit: &Culprit) -> Option<String> {
-    let is_traceback = culprit.blame.is_some() && !matches!(culprit.exit, Exit::Signal(_));
+    let is_traceback = has_traceback(culprit) && !matches!(culprit.exit, Exit::Signal(_));
     let lines = culprit.tail.lines.iter().map(String::as_str);
     (!is_traceback && !culprit.tail.lines.is_empty()).then(|| field("last lines", &format!("\n  {}", indented(lines))))
 }

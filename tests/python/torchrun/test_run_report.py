@@ -124,13 +124,14 @@ def test_an_error_file_is_read_in_both_forms_and_ignored_in_others(
 
 
 LOG = "print('epoch 1 done', file=sys.stderr)\n"
+REFUSING = "import argparse\nargparse.ArgumentParser().parse_args(['--rate'])"
 CHAINED = "try:\n    {}[0]\nexcept KeyError as error:\n    raise ValueError('second') from error"
 
 
 @pytest.mark.parametrize(
     ("body", "tracebacks", "has_last_lines"),
-    [("sys.exit(3)", 0, True), ("1 / 0", 1, False), (CHAINED, 2, False)],
-    ids=["exit", "exception", "chain"],
+    [("sys.exit(3)", 0, True), (REFUSING, 0, True), ("1 / 0", 1, False), (CHAINED, 2, False)],
+    ids=["exit", "refusal", "exception", "chain"],
 )
 def test_a_line_of_a_log_is_no_traceback(
     place: TorchPlace, body: str, tracebacks: int, has_last_lines: bool
