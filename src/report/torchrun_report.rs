@@ -146,11 +146,15 @@ fn traceback(lines: &[String]) -> &[String] {
     &lines[last_begin(lines).unwrap_or(0)..]
 }
 
-/// The end of a worker's stderr where it is no traceback.
+/// What the traceback field leaves out of a worker's last lines: those before the traceback, or all where there is none.
 fn last_lines(culprit: &Culprit) -> Option<String> {
-    let is_traceback = has_traceback(culprit) && !matches!(culprit.exit, Exit::Signal(_));
-    let lines = culprit.tail.lines.iter().map(String::as_str);
-    (!is_traceback && !culprit.tail.lines.is_empty()).then(|| field("last lines", &format!("\n  {}", indented(lines))))
+    let lines = &culprit.tail.lines;
+    let (name, lines) = if has_traceback(culprit) && !matches!(culprit.exit, Exit::Signal(_)) {
+        ("before", &lines[..last_begin(lines).unwrap_or(0)])
+    } else {
+        ("last lines", &lines[..])
+    };
+    (!lines.is_empty()).then(|| field(name, &format!("\n  {}", indented(lines.iter().map(String::as_str)))))
 }
 
 fn indented<'a>(lines: impl Iterator<Item = &'a str>) -> String {
