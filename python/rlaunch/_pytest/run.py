@@ -29,7 +29,7 @@ from .stacks.collect import collect_stacks
 from .stacks.frames import cut_pytest_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import IO
 
     from .._spawn.context import MultiprocessContext
@@ -48,6 +48,18 @@ _REACH_PATIENCE = 0.1
 _TEST_PATIENCE = 2.0
 # Bytes at the end of a dead rank's stderr that are searched for a lost connection.
 _STDERR_TAIL = 1 << 16
+
+
+@contextlib.contextmanager
+def _unguarded_sockets() -> Iterator[None]:
+    """Undoes a replaced ``socket.socket``: pytest-socket forbids tests to open any, and ranks need some."""
+    replaced: Any = socket
+    found = socket.socket
+    replaced.socket = next(kind for kind in found.__mro__ if kind.__module__ == "socket")
+    try:
+        yield
+    finally:
+        replaced.socket = found
 
 
 @dataclass
@@ -130,6 +142,7 @@ class Run:
         allowed = self._timeout if self._have_all_begun() else self._startup_timeout
         self._deadline = None if allowed is None else time.monotonic() + allowed
 
+    @_unguarded_sockets()
     def start(self, marker: RanksMarker, task: Task) -> None:
         """Starts the ranks.
 
