@@ -22,6 +22,7 @@ __all__ = [
     "ChildFailedError",
     "JobError",
     "LaunchError",
+    "LaunchValueError",
     "MissingRankError",
     "NoResultError",
     "ProcessException",
@@ -149,6 +150,10 @@ class LaunchError(RuntimeError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class LaunchValueError(LaunchError, ValueError):
+    """A ``LaunchError`` about an option's value, which is a ValueError in torchrun too."""
 
 
 class ProcessException(Exception):

@@ -161,6 +161,4 @@ def rank(pytestconfig: pytest.Config) -> Any:
     session: Any = pytestconfig.pluginmanager.get_plugin("rlaunch-rank")
     if session is not None:
         return session.rank
-    text = "the fixture rank is for tests marked with @pytest.mark.ranks(n)"
-    others = "tmp_path, the fixtures of shared= and those that they need"
-    pytest.fail(f"{text}; {others} are set up in the pytest process, which is no rank", pytrace=False)
+    pytest.fail("no rank here: mark the test with @pytest.mark.ranks(n)", pytrace=False)

@@ -48,7 +48,8 @@ def run(args: Namespace) -> None:
         ChildFailedError: a rank failed. The text is the failure report, which is not printed besides. Also an
             instance of torch's class, if torch's errors are imported.
         WorkerError: a signal stopped the job, or node 0's store was lost. Its ``report`` has the details.
-        LaunchError: the launcher could not start the job; its ``status`` is the exit status.
+        LaunchError: the launcher could not start the job; its ``status`` is the exit status. It is also a
+            ValueError if an option's value is invalid.
         OSError: the launcher cannot be started.
     """
     from ._elastic.launcher_job import run_job

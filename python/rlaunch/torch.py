@@ -28,7 +28,7 @@ __all__ = [
     "start_processes",
     "uninstall",
 ]
-# pytest shows the caller's frames alone.
+# pytest shows the caller's frames alone. IPython reads the name in each frame.
 __tracebackhide__ = True
 
 
@@ -82,6 +82,7 @@ class elastic_launch:
         self._entrypoint = entrypoint
 
     def __call__(self, *args: Any) -> dict[int, Any]:
+        __tracebackhide__ = True
         from ._elastic.elastic_launch import run_elastic
 
         return run_elastic(self._config, self._entrypoint, args)
@@ -125,6 +126,7 @@ def spawn(
     Contract: ``torch.multiprocessing.spawn`` of 2.15. Another ``start_method`` raises a FutureWarning and has
     no effect.
     """
+    __tracebackhide__ = True
     if start_method != "spawn":
         import warnings
 
@@ -176,6 +178,7 @@ def start_processes(
             the culprit. No rank was started.
         OSError: the system cannot start a rank. The ranks that were started before it have been ended.
     """
+    __tracebackhide__ = True
     from ._spawn.start_processes import start_processes
 
     return start_processes(fn, args, nprocs, join, daemon, start_method)

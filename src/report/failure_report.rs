@@ -185,11 +185,15 @@ pub struct ReportStyle {
 /// The report, ending with a line end.
 pub fn render(report: &FailureReport, style: ReportStyle) -> String {
     let mut block = ReportWriter { text: String::new(), style };
-    block.paint("1;31", &wrapped("", &headline(report)));
-    if let FailureCause::Failed(culprit) = &report.outcome {
-        block.culprit(culprit);
-    }
+    block.head(report, true);
     block.aftermath(report);
+    block.text
+}
+
+/// Its first part without the rank's last lines: which rank failed, and why.
+pub fn head(report: &FailureReport, style: ReportStyle) -> String {
+    let mut block = ReportWriter { text: String::new(), style };
+    block.head(report, false);
     block.text
 }
 
@@ -241,7 +245,14 @@ impl ReportWriter {
         }
     }
 
-    fn culprit(&mut self, culprit: &Culprit) {
+    fn head(&mut self, report: &FailureReport, has_tail: bool) {
+        self.paint("1;31", &wrapped("", &headline(report)));
+        if let FailureCause::Failed(culprit) = &report.outcome {
+            self.culprit(culprit, has_tail);
+        }
+    }
+
+    fn culprit(&mut self, culprit: &Culprit, has_tail: bool) {
         let Culprit { host, pid, lived, .. } = culprit;
         let local_rank = culprit.local_rank.map_or(String::new(), |local| format!("local rank {local}, "));
         let attempt = if culprit.attempt > 0 { format!(", attempt {}", culprit.attempt) } else { String::new() };
@@ -259,7 +270,9 @@ impl ReportWriter {
         for paragraph in culprit.explanation.iter().flat_map(|e| e.lines()) {
             self.sentence_line("  ", &plain(paragraph.as_bytes()));
         }
-        self.tail(&culprit.tail);
+        if has_tail {
+            self.tail(&culprit.tail);
+        }
         if let Some(core) = &culprit.core {
             self.line(&format!("  {}", plain(core.as_bytes())));
         }

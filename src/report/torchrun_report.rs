@@ -1,19 +1,22 @@
 //! The failure report of a torchrun job: torchelastic's report, which tools parse, plus what it leaves out (the last
-//! lines, the log, the other workers).
+//! lines, the log, the other workers). At a terminal the additions stand above it, as every front end prints them.
 
 use crate::model::Exit;
 use crate::model::exit::signal_name;
 use crate::report::cause::blame::Blame;
+use crate::report::cause::fault::FaultKind;
+use crate::report::cause::traceback::last_begin;
 use crate::report::console::escape::plain;
-use crate::report::console::tail::LogTail;
-use crate::report::failure_report::{Culprit, FailureReport, aftermath, describe_doubt, describe_lost_peer};
+use crate::report::failure_report::{
+    Culprit, FailureCause, FailureReport, ReportStyle, aftermath, describe_doubt, describe_lost_peer, head,
+};
 use crate::report::wording::lasted;
 
 /// The longest border.
 const WIDEST: usize = 60;
 
-/// torchelastic's text for a worker without a traceback.
-const NO_TRACEBACK: &str = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html";
+/// The traceback field of a worker that printed none. (torchelastic: a page on its decorator, which rlaunch does not need.)
+const NO_TRACEBACK: &str = "<N/A>";
 
 /// A worker that failed by itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,29 +39,59 @@ pub struct WorkerFailure {
     pub aborted: Option<String>,
 }
 
-/// The report. `title`: the job's name; `root`: the worker that failed first, and `culprit`, the same in the failure report;
-/// `others`: workers that failed too and were not signalled by the launcher, in any order.
-pub fn report(
-    title: &str,
-    host: &str,
-    (root, culprit): (&WorkerFailure, &Culprit),
-    others: &[WorkerFailure],
-    report: &FailureReport,
-) -> String {
-    let title = format!("{} FAILED", plain(title.as_bytes()));
-    let mut first = failure(0, host, root, Some(culprit));
-    first.extend(abort_field(root));
-    first.extend(known(culprit));
-    let others: Vec<String> =
-        others.iter().enumerate().flat_map(|(index, other)| other_failure(index + 1, host, other)).collect();
-    let others = if others.is_empty() { vec!["  <NO_OTHER_FAILURES>".to_owned()] } else { others };
-    let lines = || std::iter::once(&title).chain(&first).chain(&others);
-    let width = lines().map(|line| line.chars().count()).max().unwrap_or(0).min(WIDEST);
-    let (border, section) = ("=".repeat(width), "-".repeat(width));
-    let mut text = format!("\n{border}\n{title}\n{section}\nFailures:\n{}\n", others.join("\n"));
-    text += &format!("{section}\nRoot Cause (first observed failure):\n{}\n", first.join("\n"));
-    text += &format!("{section}\n{}{border}\n", aftermath(report));
-    text
+/// All that the report says.
+pub struct TorchrunReport<'a> {
+    /// The job's name.
+    pub title: &'a str,
+    /// This node's name.
+    pub host: &'a str,
+    /// The worker that failed first.
+    pub root: WorkerFailure,
+    /// That worker in the failure report.
+    pub culprit: Culprit,
+    /// Workers that failed too and were not signalled by the launcher, in any order.
+    pub others: Vec<WorkerFailure>,
+}
+
+impl TorchrunReport<'_> {
+    /// torchelastic's report with the additions in its form.
+    pub fn frame(&self, report: &FailureReport) -> String {
+        let mut root = failure(0, self.host, &self.root, Some(&self.culprit));
+        root.extend(abort_field(&self.root));
+        root.extend(known(&self.culprit));
+        self.framed(&root, report)
+    }
+
+    /// The report for a terminal. `is_above`: the terminal has what the root worker wrote to its stderr.
+    pub fn at_terminal(&self, report: &FailureReport, style: ReportStyle, is_above: bool) -> String {
+        let mut root = self.root.clone();
+        let mut culprit = self.culprit.clone();
+        if let (Some(blame), true) = (&culprit.blame, is_above) {
+            let text = plain(blame.fault.in_a_line().as_bytes());
+            culprit.tail.lines = vec![text.clone()];
+            root.error_file = root.error_file.map(|(file, _)| (file, text));
+        }
+        let mut fields = failure(0, self.host, &root, Some(&culprit));
+        fields.extend(last_lines(&culprit).filter(|_| !is_above));
+        let outcome = FailureCause::Failed(Box::new(self.culprit.clone()));
+        let own = FailureReport { outcome, ..report.clone() };
+        format!("\n{}{}", head(&own, style), self.framed(&fields, report))
+    }
+
+    fn framed(&self, root: &[String], report: &FailureReport) -> String {
+        let title = format!("{} FAILED", plain(self.title.as_bytes()));
+        let others = self.others.iter().enumerate();
+        let others: Vec<String> =
+            others.flat_map(|(index, other)| other_failure(index + 1, self.host, other)).collect();
+        let others = if others.is_empty() { vec!["  <NO_OTHER_FAILURES>".to_owned()] } else { others };
+        let lines = || std::iter::once(&title).chain(root).chain(&others);
+        let width = lines().map(|line| line.chars().count()).max().unwrap_or(0).min(WIDEST);
+        let (border, section) = ("=".repeat(width), "-".repeat(width));
+        let mut text = format!("\n{border}\n{title}\n{section}\nFailures:\n{}\n", others.join("\n"));
+        text += &format!("{section}\nRoot Cause (first observed failure):\n{}\n", root.join("\n"));
+        text += &format!("{section}\n{}{border}\n", aftermath(report));
+        text
+    }
 }
 
 fn other_failure(index: usize, host: &str, other: &WorkerFailure) -> Vec<String> {
@@ -96,11 +129,32 @@ fn without_error_file(exit: Exit, pid: u32, culprit: Option<&Culprit>) -> String
         return format!("Signal {number} ({}) received by PID {pid}", signal_name(number).unwrap_or("<N/A>"));
     }
     match culprit {
-        Some(Culprit { tail: LogTail { lines, .. }, .. }) if !lines.is_empty() => {
-            indented(lines.iter().map(String::as_str))
+        Some(culprit) if !culprit.tail.lines.is_empty() && has_traceback(culprit) => {
+            indented(traceback(&culprit.tail.lines).iter().map(String::as_str))
         }
         _ => NO_TRACEBACK.to_owned(),
     }
+}
+
+/// Returns true if the last lines are of an exception, and not of a program that refuses its arguments.
+fn has_traceback(culprit: &Culprit) -> bool {
+    culprit.blame.as_ref().is_some_and(|blame| blame.kind != FaultKind::Message)
+}
+
+/// The last traceback in these lines; all of them if none begins here.
+fn traceback(lines: &[String]) -> &[String] {
+    &lines[last_begin(lines).unwrap_or(0)..]
+}
+
+/// What the traceback field leaves out of a worker's last lines: those before the traceback, or all where there is none.
+fn last_lines(culprit: &Culprit) -> Option<String> {
+    let lines = &culprit.tail.lines;
+    let (name, lines) = if has_traceback(culprit) && !matches!(culprit.exit, Exit::Signal(_)) {
+        ("before", &lines[..last_begin(lines).unwrap_or(0)])
+    } else {
+        ("last lines", &lines[..])
+    };
+    (!lines.is_empty()).then(|| field(name, &format!("\n  {}", indented(lines.iter().map(String::as_str)))))
 }
 
 fn indented<'a>(lines: impl Iterator<Item = &'a str>) -> String {
@@ -145,20 +199,15 @@ fn error_fields(blame: &Blame) -> Vec<String> {
 /// What the failure report knows beyond torchelastic's fields, in the same form.
 fn known(culprit: &Culprit) -> Vec<String> {
     let mut lines: Vec<String> = culprit.blame.iter().flat_map(error_fields).collect();
-    let mut field = |name: &str, value: String| lines.push(field(name, &value));
     if let Some((library, peers)) = &culprit.lost_peer {
-        field("peer", describe_lost_peer(*library, peers));
+        lines.push(field("peer", &describe_lost_peer(*library, peers)));
     }
     if let Some(explanation) = &culprit.explanation {
-        field("cause", indented(explanation.lines()));
+        lines.push(field("cause", &indented(explanation.lines())));
     }
-    if matches!(culprit.exit, Exit::Signal(_)) && !culprit.tail.lines.is_empty() {
-        field("last lines", format!("\n  {}", indented(culprit.tail.lines.iter().map(String::as_str))));
-    }
+    lines.extend(last_lines(culprit));
     let attempt = if culprit.attempt > 0 { format!(", in attempt {}", culprit.attempt) } else { String::new() };
-    field("lived", format!("{}{attempt}", lasted(culprit.lived)));
-    if let Some(log) = &culprit.log {
-        field("log_file", plain(log.as_bytes()));
-    }
+    lines.push(field("lived", &format!("{}{attempt}", lasted(culprit.lived))));
+    lines.extend(culprit.log.iter().map(|log| field("log_file", &plain(log.as_bytes()))));
     lines
 }

@@ -219,6 +219,14 @@ impl OptValues {
         }
     }
 
+    /// Sets an option of this table to its default if its value is empty.
+    pub fn replace_empty(&mut self, table: &'static [Opt], name: &str) {
+        if self.text(name).is_some_and(|text| text.trim().is_empty()) {
+            self.map.remove(name);
+            table.iter().filter(|opt| opt.name == name).for_each(|opt| self.put(opt, None));
+        }
+    }
+
     /// Sets the options that a scheduler's variables give and the user does not.
     pub fn fill(&mut self, found: Vec<SchedulerValue>) {
         for (name, text, var) in found {
@@ -288,7 +296,8 @@ impl OptValues {
 
     /// An error about an option, naming it as the user gave it.
     pub fn error(&self, name: &str, why: &str, hint: &str) -> SpecError {
-        SpecError::new(self.field(name), self.text(name).map_or("", |text| printable(name, text)), why, hint)
+        let value = self.text(name).map(|text| printable(name, text).to_owned());
+        SpecError { value, ..SpecError::new(self.field(name), "", why, hint) }
     }
 
     /// All options with their values, by name.

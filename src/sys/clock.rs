@@ -70,15 +70,6 @@ pub fn local_seconds(time: Duration) -> String {
     seconds(time, ['-', '_'], libc::localtime_r)
 }
 
-/// The same in the format of glog: `1121 02:57:53.456789`.
-pub fn local_timestamp_as_glog() -> String {
-    let now = wall();
-    let text = seconds(now, ['-', ' '], libc::localtime_r);
-    let (date, time) = text.split_once(' ').unwrap_or_default();
-    let (_, day) = date.split_once('-').unwrap_or_default();
-    format!("{} {time}.{:06}", day.replace('-', ""), now.subsec_micros())
-}
-
 /// Date and time to the second. `within` separates the parts of the date, `behind` follows it.
 fn seconds(
     time: Duration,

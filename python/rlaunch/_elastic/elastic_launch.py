@@ -14,7 +14,7 @@ from .launcher_job import get_entrypoint_name, run_job
 if TYPE_CHECKING:
     from .launch_config import LaunchConfig
 
-# pytest shows the caller's frames alone.
+# pytest shows the caller's frames alone. IPython reads the name in each frame.
 __tracebackhide__ = True
 
 
@@ -22,6 +22,7 @@ def run_elastic(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: Sequence[Any]
 ) -> dict[int, Any]:
     """Runs a function or a program on ranks; returns what each rank of this node returned, by global rank."""
+    __tracebackhide__ = True
     command = build_options(config, config.run_id or str(uuid.uuid4().int))
     name = get_entrypoint_name(entrypoint, args)
     if isinstance(entrypoint, str):

@@ -5,6 +5,7 @@ The program that starts the launcher calls ``dump_call`` before and ``load_resul
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -15,7 +16,7 @@ from .._errors.atomic_file import write_atomically
 from ..errors import NoResultError, record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def dump_call(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) -> None:
@@ -31,7 +32,9 @@ def dump_call(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) ->
             pickled.
     """
     from .._spawn.main_guard import check_main_guard
-    from .._spawn.pickling import build_preparation_data
+    from .._spawn.sending.call import dump_call
+    from .._spawn.sending.doubtful_modules import DoubtfulModules
+    from .._spawn.sending.pickling import Pickler, build_preparation_data
     from .._spawn.start.preparation import add_cell_sources
 
     check_main_guard()
@@ -40,8 +43,12 @@ def dump_call(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) ->
     # multiprocessing's type for it can only be pickled for a process of its own.
     preparation["authkey"] = bytes(preparation["authkey"])
     call = (entrypoint, tuple(args))
-    pickled = _pickle(call, {"entrypoint": entrypoint, "args": call[1]}, "the ranks", has_main)
-    write_atomically(path, pickle.dumps((preparation, pickled)))
+    parts = {"entrypoint": entrypoint, "args": call[1]}
+    pickled = io.BytesIO()
+    with _without_picklers_frames():
+        pickler = Pickler(parts, "the ranks", True, True, DoubtfulModules())
+        dump_call(pickler, call, pickled, has_main)
+    write_atomically(path, pickle.dumps((preparation, pickled.getvalue())))
 
 
 def load_results(folder: str, ranks: Iterable[int]) -> dict[int, Any]:
@@ -72,6 +79,8 @@ def main(payload: str, folder: str) -> None:
 
 
 def _run(payload: str, result: str) -> None:
+    from .._spawn.sending.pickling import Pickler
+
     entrypoint, args = _load_call(payload)
     value = None
     try:
@@ -79,12 +88,16 @@ def _run(payload: str, result: str) -> None:
     except SystemExit as error:
         if error.code != 0:
             raise
-    content = _pickle(value, {"result": value}, "the parent")
-    write_atomically(result, content)
+    content = io.BytesIO()
+    with _without_picklers_frames():
+        Pickler({"result": value}, "the parent", copies_tensors=True, is_stored=True).dump(value, content)
+    write_atomically(result, content.getvalue())
 
 
 def _load_call(payload: str) -> Any:
     from multiprocessing import process, spawn
+
+    from .._spawn.sending.call import load_call
 
     with open(payload, "rb") as file:
         preparation, pickled = pickle.load(file)
@@ -92,7 +105,7 @@ def _load_call(payload: str) -> Any:
     process.current_process()._inheriting = True  # type: ignore[attr-defined]
     try:
         spawn.prepare(preparation)
-        return pickle.loads(pickled)
+        return load_call(io.BytesIO(pickled))
     finally:
         del process.current_process()._inheriting  # type: ignore[attr-defined]
 
@@ -101,23 +114,15 @@ def _result_path(folder: str, rank: int) -> str:
     return os.path.join(folder, f"{rank}.pickle")
 
 
-def _pickle(value: Any, parts: Mapping[str, Any], recipient: str, main: bool = True) -> bytes:
-    """Pickles by name, else by value. The arguments are those of ``Pickler`` and its ``dump``.
-
-    Raises:
-        PicklingError, AttributeError, TypeError and others: as ``Pickler`` does.
-    """
-    from .._spawn.pickling import Pickler
-
-    buffer = io.BytesIO()
+@contextlib.contextmanager
+def _without_picklers_frames() -> Iterator[None]:
     try:
-        Pickler(parts, recipient, copies_tensors=True, is_stored=True).dump(value, buffer, main)
+        yield
     except Exception as error:
-        from .._spawn.pickle_diagnosis import trim_traceback
+        from .._spawn.sending.pickle_diagnosis import trim_traceback
 
         trim_traceback(error)
         raise error
-    return buffer.getvalue()
 
 
 if __name__ == "__main__":

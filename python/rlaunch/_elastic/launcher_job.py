@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .._errors.failures import ChildFailedError, ProcessFailure
     from ..report import RankResult, Report
 
-# pytest shows the caller's frames alone.
+# pytest shows the caller's frames alone. IPython reads the name in each frame.
 __tracebackhide__ = True
 
 
@@ -33,6 +33,7 @@ def run_job(arguments: Iterable[str], name: str) -> Report:
         WorkerError: a signal stopped the job, it was preempted, or node 0's store was lost.
         LaunchError: the launcher could not start the job.
     """
+    __tracebackhide__ = True
     argv = [os.fsencode(word) for word in [sys.executable, "-m", "rlaunch.run", *arguments]]
     environ = {**os.environ, "RLAUNCH_RUN_SPELT_OUT": "1", "RLAUNCH_TITLE": name}
     try:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 VARIABLE = "RLAUNCH_INSTALL"
 _NAMES = ("paddle", "torch")
+# Modules that are commands, and the module and function that run each.
+_COMMANDS = {
+    "torch.distributed.run": ("torch_functions", "main"),
+    "paddle.distributed.fleet.launch": ("paddle_functions", "run_legacy_command"),
+}
 _ALL = ("1", "true", "yes", "on")
 _NONE = ("", "0", "false", "no", "off")
 
@@ -63,7 +68,7 @@ class InstallingFinder(AfterImport):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """For ``sys.meta_path``."""
         spec = super().find_spec(name, path, target)
-        if spec is not None and name == "torch.distributed.run":
+        if spec is not None and name in _COMMANDS:
             # `python -m` does not execute the loader but the module's code, as `__main__`.
             loader: Any = spec.loader
             execute = loader.exec_module
@@ -71,8 +76,10 @@ class InstallingFinder(AfterImport):
             def exec_module(module: Any) -> None:
                 del loader.get_code
                 execute(module)
+                # Its package may import it before `python -m` executes it.
+                loader.get_code = _compile_command
 
-            loader.get_code, loader.exec_module = _compile_torchrun, exec_module
+            loader.get_code, loader.exec_module = _compile_command, exec_module
         return spec
 
     def uninstall(self) -> None:
@@ -108,8 +115,9 @@ def make_finder() -> InstallingFinder | None:
     return InstallingFinder(names, shows_reports=True) if names else None
 
 
-def _compile_torchrun(_name: str) -> Any:
-    text = "from rlaunch._install.torch_functions import main\nmain()\n"
+def _compile_command(name: str) -> Any:
+    module, function = _COMMANDS[name]
+    text = f"from rlaunch._install.{module} import {function}\n{function}()\n"
     return compile(text, "<rlaunch>", "exec")
 
 

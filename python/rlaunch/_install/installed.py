@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 # By framework and module: a function that returns what replaces what in the imported module.
 FRAMEWORKS: dict[str, dict[str, Callable[[Any], Replacements]]] = {
-    "paddle": {"paddle.distributed": paddle_functions.replace},
+    "paddle": {
+        "paddle.distributed": paddle_functions.replace,
+        "paddle.distributed.fleet.launch": paddle_functions.replace_legacy,
+    },
     "torch": {
         "torch.distributed.launcher.api": torch_functions.replace_in_launcher,
         "torch.distributed.run": torch_functions.replace_in_run,

@@ -17,13 +17,13 @@ def is_own_command(script: str, module: str) -> bool:
     return is_module or (len(words) > 1 and os.path.basename(words[-1]) == script)
 
 
-def get_module_command(module: str) -> list[str]:
-    """Returns ``python -m`` with the module and this program's arguments."""
-    return [sys.executable, "-m", module, *sys.argv[1:]]
+def get_module_command(module: str, *options: str) -> list[str]:
+    """Returns ``python -m`` with the module, these options and this program's arguments."""
+    return [sys.executable, "-m", module, *options, *sys.argv[1:]]
 
 
-def become_module(module: str) -> NoReturn:
+def become_module(module: str, *options: str) -> NoReturn:
     """Replaces this program: signals and the exit status are then rlaunch's own."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, get_module_command(module))
+    os.execv(sys.executable, get_module_command(module, *options))

@@ -16,13 +16,22 @@ def run_command() -> None:
 
     The commands ``python -m paddle.distributed.launch`` and ``fleetrun`` become it.
     """
+    _run_as("fleetrun", "paddle.distributed.launch")
+
+
+def run_legacy_command() -> None:
+    """As ``run_command``, for Paddle's legacy launcher: ``paddle.distributed.fleet.launch``."""
+    _run_as("", "paddle.distributed.fleet.launch", "--legacy", "1")
+
+
+def _run_as(script: str, module: str, *options: str) -> None:
     from .._launch.launcher_process import run_launcher
     from .._launch.outcome import print_unraised_report
     from .own_command import become_module, get_module_command, is_own_command
 
-    if is_own_command("fleetrun", "paddle.distributed.launch"):
-        become_module("rlaunch")
-    command = [os.fsencode(word) for word in get_module_command("rlaunch")]
+    if is_own_command(script, module):
+        become_module("rlaunch", *options)
+    command = [os.fsencode(word) for word in get_module_command("rlaunch", *options)]
     record, status = run_launcher(command, dict(os.environ), None)
     print_unraised_report(record)
     sys.exit(status)
@@ -48,6 +57,11 @@ def _spawn(
     from rlaunch._spawn.spawn import spawn
 
     return spawn(func, args, nprocs, join, daemon, **options)
+
+
+def replace_legacy(module: Any) -> list[tuple[Any, str, Any]]:
+    """Returns the replacement for the function of ``paddle.distributed.fleet.launch``."""
+    return [(module, "launch", run_legacy_command)]
 
 
 def replace(distributed: Any) -> list[tuple[Any, str, Any]]:

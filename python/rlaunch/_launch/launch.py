@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ..report import Report
 
-# pytest shows the caller's frames alone.
+# pytest shows the caller's frames alone. IPython reads the name in each frame.
 __tracebackhide__ = True
 
 # What rlaunch.spawn and similar functions call an option.
@@ -73,6 +73,7 @@ def launch(
             name or value that is neither text nor a path.
         OSError: the launcher cannot be started.
     """
+    __tracebackhide__ = True
     _check_arguments(args)
     _check_environ(env or {})
     argv = [sys.executable, "-m", "rlaunch", *_build_flags(options), script, *args]
@@ -84,6 +85,7 @@ def launch(
 
 
 def _check_arguments(args: tuple[Any, ...]) -> None:
+    __tracebackhide__ = True
     for number, argument in enumerate(args, 1):
         if isinstance(argument, (list, tuple, dict, set)):
             import reprlib
@@ -106,6 +108,7 @@ def _check_environ(env: Mapping[Any, Any]) -> None:
 
 
 def _build_flags(options: dict[str, Any]) -> list[bytes]:
+    __tracebackhide__ = True
     from .. import _lib
 
     known = _lib.launch_options()

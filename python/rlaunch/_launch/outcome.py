@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ..report import Report
 
-# pytest shows the caller's frames alone.
+# pytest shows the caller's frames alone. IPython reads the name in each frame.
 __tracebackhide__ = True
 
 
@@ -29,6 +29,10 @@ def find_result(record: bytes) -> dict[str, Any] | None:
     return None
 
 
+# The exit status of a command line that is refused.
+_USAGE = 2
+
+
 def make_report(record: bytes, exit_status: int | None) -> Report:
     """Returns the report of a job that completed.
 
@@ -37,16 +41,20 @@ def make_report(record: bytes, exit_status: int | None) -> Report:
         exit_status: the launcher's exit status.
 
     Raises:
-        LaunchError: the launcher could not start the job.
+        LaunchError: the launcher could not start the job. For an option's value: a LaunchValueError.
         WorkerError: the job ended in any other way.
     """
-    from ..errors import LaunchError, WorkerError
+    __tracebackhide__ = True
+    from ..errors import LaunchError, LaunchValueError, WorkerError
 
     fields = find_result(record) or {}
     if "outcome" not in fields:
         status: Any = fields.get("exit_status", exit_status)
         silent = f"the launcher ended with {status} and has not said why"
-        raise LaunchError(fields.get("error", silent), status)
+        text = fields.get("error", silent)
+        # The number of GPUs is a property of the machine, but torchrun's error is the same.
+        is_value = status == _USAGE or text.startswith("--nproc-per-node ")
+        raise (LaunchValueError if is_value else LaunchError)(text, status)
     from ..report import make_report_from
 
     report = make_report_from(fields)

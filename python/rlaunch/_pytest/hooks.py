@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +58,50 @@ def run_on_ranks(config: pytest.Config, items: list[pytest.Item]) -> None:
         item.fixturenames = [*own, *marker.shared]  # type: ignore[attr-defined]
         item.__dict__["setup"] = functools.partial(_set_up, item, tuple(item.fixturenames))  # type: ignore[attr-defined]
         item.__dict__["runtest"] = functools.partial(_run_phase, item, "call")
+        # Plugins that run a test again make the report of the last run themselves.
+        for name in ("repr_failure", "_repr_failure_py"):
+            item.__dict__[name] = functools.partial(_describe_failure, item, getattr(item, name))
     if not hasattr(config, "workerinput"):  # Workers of pytest-xdist have no debugger.
         _check_debug_rank(config, items)
     if not config.pluginmanager.has_plugin("rlaunch-ranks"):
         config.pluginmanager.register(_Hooks(config), "rlaunch-ranks")
+        _keep_debugger_for_this_process(config.pluginmanager)
+
+
+def _describe_failure(
+    item: pytest.Item, usual: Any, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **kwargs: Any
+) -> Any:
+    run = item.stash.get(_run, None)
+    if run is not None and excinfo.value is item.stash.get(_raised, None):
+        try:
+            return outcome.format_failure(item, run)
+        except Exception:
+            # Under pytest-xdist, an internal error leaves the test out, with exit status 0.
+            return f"{excinfo.exconly()}\n\n{traceback.format_exc()}"
+    return usual(excinfo, *args, **kwargs)
+
+
+def _keep_debugger_for_this_process(manager: pytest.PytestPluginManager) -> None:
+    """Keeps --pdb from exceptions that were raised in a rank, where it has shown them.
+
+    This process has no frames to debug.
+    """
+    debugger: Any = manager.get_plugin("pdbinvoke")
+    if debugger is None:
+        return
+
+    class OfThisProcess:
+        pytest_internalerror = staticmethod(debugger.pytest_internalerror)
+
+        @staticmethod
+        def pytest_exception_interact(
+            node: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport
+        ) -> None:
+            if call.excinfo is None or call.excinfo.value is not node.stash.get(_raised, None):
+                debugger.pytest_exception_interact(node=node, call=call, report=report)
+
+    manager.unregister(debugger)
+    manager.register(OfThisProcess(), "pdbinvoke")
 
 
 def _has_tmp_path(item: Any) -> bool:
@@ -191,10 +232,8 @@ class _Hooks:
         if run is not None:
             subtests.log_subtests(item, run, call.when, self)
         report = yield
-        if run is not None and call.excinfo is not None and call.excinfo.value is raised:
-            report.longrepr = outcome.format_failure(item, run)
-            # It was raised in a rank, where --pdb has shown it. This process has no frames to debug.
-            call.excinfo = None
+        if run is not None and report.skipped and call.excinfo is not None and call.excinfo.value is raised:
+            report.longrepr = outcome.format_failure(item, run)  # Where the rank has skipped it.
         if run is not None:
             subtests.fail_if_subtests_failed(run, report)
             if run.has_quit:

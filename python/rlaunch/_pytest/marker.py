@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +50,11 @@ def read_marker(mark: pytest.Mark, preload: str | None = None) -> RanksMarker:
         default = {} if "start_method" in mark.kwargs else {"preload": preload}
         return _check_arguments(*mark.args, **{**default, **mark.kwargs})
     except TypeError as error:
-        raise MarkerError(str(error).replace("_check_arguments()", "ranks()")) from None
+        text = str(error).replace("_check_arguments()", "ranks()")
+        known = inspect.signature(_check_arguments).parameters
+        unknown = [name for name in mark.kwargs if name not in known]
+        near = difflib.get_close_matches(unknown[0], known, 1) if unknown else []
+        raise MarkerError(f"{text}; did you mean {near[0]!r}?" if near else text) from None
 
 
 def _check_arguments(

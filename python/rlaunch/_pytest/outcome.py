@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import sys
@@ -160,7 +161,7 @@ def add_ranks(item: pytest.Item, longrepr: Any, culprits: str | None, states: li
 
 def load_report(item: pytest.Item, content: dict[str, Any]) -> Any:
     """Returns the report that a rank has serialized."""
-    data = {**content}
+    data = copy.deepcopy(content)  # pytest changes it.
     return item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
 
 
@@ -174,8 +175,7 @@ def _describe(item: pytest.Item, run: Run, outcome: Outcome) -> tuple[str, str]:
     assert outcome.rank is not None
     if outcome.kind == "died":
         line = describe_death(run.peers[outcome.rank], outcome.content)
-        fatal_error = run.read_fatal_error(outcome.rank) if outcome.content < 0 else ""
-        return f"{line}\n\n{fatal_error}".rstrip(), line
+        return f"{line}\n\n{run.fatal_error}".rstrip(), line
     text = str(outcome.content)
     line = f"rank {outcome.rank} could not run the test"
     last_line = text.strip().rpartition("\n")[2]
@@ -202,7 +202,8 @@ def _make_text(item: pytest.Item, text: str, message: str) -> ExceptionChainRepr
 
 def describe_state(item: pytest.Item, run: Run, peer: RankPeer) -> str:
     """Describes the state of a rank when the test was decided."""
-    own = next((outcome for outcome in run.outcomes if outcome.rank == peer.number), None)
+    theirs = [outcome for outcome in run.outcomes if outcome.rank == peer.number]
+    own = run.outcome if run.outcome in theirs else next(iter(theirs), None)
     if own is not None:
         text = _abbreviate(own)
         return f"{text} (above)" if own is run.outcome else text.replace("failed:", "failed too:", 1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _lib
 from .._preload.registry import import_limit
 from .._process.signal_mask import blocked_signals
+from .._spawn.sending.pickling import main_left_out
 from .._spawn.spawn import spawn
 from .._spawn.worker import InheritedFd
 from . import rank_coverage
@@ -28,7 +29,7 @@ from .stacks.collect import collect_stacks
 from .stacks.frames import cut_pytest_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import IO
 
     from .._spawn.context import MultiprocessContext
@@ -47,6 +48,18 @@ _REACH_PATIENCE = 0.1
 _TEST_PATIENCE = 2.0
 # Bytes at the end of a dead rank's stderr that are searched for a lost connection.
 _STDERR_TAIL = 1 << 16
+
+
+@contextlib.contextmanager
+def _unguarded_sockets() -> Iterator[None]:
+    """Undoes a replaced ``socket.socket``: pytest-socket forbids tests to open any, and ranks need some."""
+    replaced: Any = socket
+    found = socket.socket
+    replaced.socket = next(kind for kind in found.__mro__ if kind.__module__ == "socket")
+    try:
+        yield
+    finally:
+        replaced.socket = found
 
 
 @dataclass
@@ -78,6 +91,7 @@ class Run:
         peers: the ranks.
         outcomes: what went wrong, in the order of arrival.
         outcome: the one that decides the test; None as long as nothing went wrong.
+        fatal_error: what faulthandler wrote if that is the death of a rank by a signal.
         stacks: stacks of the ranks that were stopped, as text, by rank.
         stopped: the ranks that were stopped.
         failed_subtests: number of subtests that failed and are logged.
@@ -95,6 +109,7 @@ class Run:
         self.peers: list[RankPeer] = []
         self.outcomes: list[Outcome] = []
         self.outcome: Outcome | None = None
+        self.fatal_error = ""
         self.stacks: dict[int, str] = {}
         self.stopped: set[int] = set()
         self.failed_subtests = 0
@@ -127,6 +142,7 @@ class Run:
         allowed = self._timeout if self._have_all_begun() else self._startup_timeout
         self._deadline = None if allowed is None else time.monotonic() + allowed
 
+    @_unguarded_sockets()
     def start(self, marker: RanksMarker, task: Task) -> None:
         """Starts the ranks.
 
@@ -157,6 +173,7 @@ class Run:
                 warnings.catch_warnings(),
                 import_limit(self._startup_timeout, "ranks_startup_timeout"),
                 expose(devices) as backend,
+                main_left_out(),  # It may be a script that calls pytest.main without a guard.
             ):
                 # A test without GPUs runs on the CPU on purpose.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
@@ -185,6 +202,8 @@ class Run:
 
     def run_until(self, phase: str) -> None:
         """Serves until all ranks have passed a phase (the last one: have ended) or the test is decided."""
+        if self.outcome is not None and phase == PHASES[-1]:
+            self._find_failed_teardown()
         if self.outcome is not None or self._context is None:
             return
         number = PHASES.index(phase) + 1
@@ -192,6 +211,9 @@ class Run:
         def is_reached() -> bool:
             if self._is_debugging():
                 return False
+            if self._is_skipped():
+                # Till they have ended, others may fail. Those that wait for all ranks wait in vain.
+                return all(peer.exitcode is not None or peer.waits is not None for peer in self.peers)
             if phase == PHASES[-1]:
                 return bool(self.outcomes) or all(peer.exitcode is not None for peer in self.peers)
             return bool(self.outcomes) or all(peer.passed >= number for peer in self.peers)
@@ -209,6 +231,11 @@ class Run:
         if self.outcomes:
             self._decide()
             self._stop()
+
+    def _is_skipped(self) -> bool:
+        """Returns whether a rank skipped the test, and nothing worse is known of the test's body."""
+        are_worse = any(one.kind != "skipped" and one.when != "teardown" for one in self.outcomes)
+        return not are_worse and any(one.kind == "skipped" for one in self.outcomes)
 
     def _is_debugging(self) -> bool:
         """Returns whether a rank is in the debugger: failures and timeouts then wait."""
@@ -265,10 +292,17 @@ class Run:
             self._handle_report(peer, *content)
         elif kind in ("error", "interrupt"):
             self._add(Outcome(kind, peer.current_phase(), peer.number, content))
-        elif kind == "exit" and peer.number not in self.stopped and (content != 0 or not peer.is_done):
-            known = any(outcome.rank == peer.number for outcome in self.outcomes)
-            if not known:
-                self._add(Outcome("died", peer.current_phase(), peer.number, content))
+        elif kind == "exit" and peer.number not in self.stopped:
+            self._handle_exit(peer, content)
+
+    def _handle_exit(self, peer: RankPeer, exitcode: int) -> None:
+        """Adds the outcome of a rank that has ended without a report of its failure."""
+        known = {outcome.kind for outcome in self.outcomes if outcome.rank == peer.number}
+        phase = "teardown" if known else peer.current_phase()
+        if (exitcode != 0 or not peer.is_done) and known <= {"skipped"}:
+            self._add(Outcome("died", phase, peer.number, exitcode))
+        elif not known and peer.passed < len(PHASES):
+            self._add(Outcome("error", phase, peer.number, f"the rank has ended without a {phase}"))
 
     def _add(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -288,32 +322,51 @@ class Run:
             peer.subtests.setdefault(peer.current_phase(), []).append((report, raised))
             return
         peer.reports.append(report)
+        if outcome not in ("passed", "failed", "skipped"):
+            return  # A plugin's own, as of a test that it runs again.
         if outcome == "passed":
-            peer.passed = PHASES.index(report["when"]) + 1
+            # Not the teardown of a test whose failure a plugin keeps back.
+            peer.passed += PHASES.index(report["when"]) == peer.passed
         else:
             self._add(Outcome(outcome, report["when"], peer.number, report, raised))
 
     # The decision.
 
     def _decide(self) -> None:
-        first = self.outcomes[0]
+        is_skipped = self._is_skipped()
+        first = next(one for one in self.outcomes if (one.kind == "skipped") == is_skipped)
         if self._is_lost_connection(first):
             # The failure that caused it usually follows at once.
             limit = time.monotonic() + _LOST_PEER_WAIT
             limit = limit if self._deadline is None else min(limit, self._deadline)
-            self._server.serve(lambda: not self._is_lost_connection(self.outcomes[-1]), lambda: limit)
-            first = next((one for one in self.outcomes if not self._is_lost_connection(one)), first)
+            self._server.serve(lambda: self._find_cause() is not None, lambda: limit)
+            first = self._find_cause() or first
         if first.when == "teardown":
             # Another rank whose test has failed may not have reported it yet.
             limit = time.monotonic() + _TEST_PATIENCE
             self._server.serve(self._have_all_reached_teardown, lambda: limit)
             first = next((one for one in self.outcomes if one.when != "teardown"), first)
-        if first.kind == "skipped":
-            # A failure of another rank takes precedence.
-            self._server.drain()
-            first = next((one for one in self.outcomes if one.kind != "skipped"), first)
         first.when = self._adjust_phase(first)
-        self.outcome = first
+        self._set_outcome(first)
+
+    def _set_outcome(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if outcome.kind == "died" and outcome.rank is not None and outcome.content < 0:
+            # The files are closed before the failure of a teardown is described.
+            text = read_file(self.peers[outcome.rank].stacks).decode("utf-8", "replace")
+            self.fatal_error = cut_pytest_frames(text)
+
+    def _find_failed_teardown(self) -> None:
+        """After a skip: a rank that then failed in its teardown, or died after it, decides that phase."""
+        assert self.outcome is not None
+        failed = [one for one in self.outcomes if one.when == "teardown" and one.kind != "skipped"]
+        if self.outcome.kind == "skipped" and self.outcome.when != "teardown" and failed:
+            self._set_outcome(failed[0])
+
+    def _find_cause(self) -> Outcome | None:
+        """Returns the first failure of a rank that has not just lost a peer."""
+        failures = (one for one in self.outcomes if one.kind != "skipped")
+        return next((one for one in failures if not self._is_lost_connection(one)), None)
 
     def _adjust_phase(self, outcome: Outcome) -> str:
         """Returns the phase; ``call`` for a failure in teardown while other ranks are still in that."""
@@ -373,10 +426,6 @@ class Run:
     def collect_interrupted_stacks(self) -> None:
         """Collects the stacks of all ranks, which may have received the signal too."""
         self.stacks.update(collect_stacks(self.peers, interrupted=True))
-
-    def read_fatal_error(self, rank: int) -> str:
-        """Returns what faulthandler wrote when a rank was killed by a fatal signal."""
-        return cut_pytest_frames(read_file(self.peers[rank].stacks).decode("utf-8", "replace"))
 
 
 def describe_death(peer: RankPeer, exitcode: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +25,15 @@ class Task:
         folder: the folder in which pytest was started.
         cwd: the parent's working folder.
         basetemp: the parent's base of temporary folders; None without pytest's tmpdir plugin.
-        worker: the parent's ``workerinput`` if that is a worker of pytest-xdist, or a substitute.
+        worker: the ``workerinput``, each value pickled.
+        worker_id: the worker of pytest-xdist that runs the test; None without pytest-xdist.
         captures: whether output goes to files instead of the terminal.
         has_colour, width: of the terminal.
         debug_rank: the rank that enters the debugger when its test fails, ``ANY_RANK``, or None.
         is_forked: whether the rank is forked off the parent itself.
         coverage: how the parent measures coverage, as in ``rank_coverage``.
         values: fixture values of the parent by name, each pickled.
+        parameters: the parent's parameters of the test by name, as ``describe_parameters`` returns them.
     """
 
     path: str
@@ -40,7 +43,8 @@ class Task:
     folder: str
     cwd: str
     basetemp: str | None
-    worker: dict[str, Any]
+    worker: dict[str, bytes]
+    worker_id: str | None
     captures: bool
     has_colour: bool
     width: int
@@ -48,6 +52,7 @@ class Task:
     is_forked: bool = False
     coverage: dict[str, Any] | None = None
     values: dict[str, bytes] = field(default_factory=dict)
+    parameters: dict[str, bytes | str] = field(default_factory=dict)
 
 
 def list_node_names(item: pytest.Item) -> list[str]:
@@ -55,3 +60,8 @@ def list_node_names(item: pytest.Item) -> list[str]:
     chain = item.listchain()
     files = [i for i, node in enumerate(chain) if isinstance(node, pytest.File)]
     return [node.name for node in chain[files[-1] + 1 :]]
+
+
+def is_conftest(plugin: object) -> bool:
+    """Returns whether a plugin is a ``conftest.py``."""
+    return Path(getattr(plugin, "__file__", None) or "").name == "conftest.py"

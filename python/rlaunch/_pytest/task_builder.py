@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import types
 from typing import Any
 
 import pytest
 
-from .task import ANY_RANK, NO_WORKER, Task, list_node_names
+from .rank.parameters import describe_parameters
+from .task import ANY_RANK, NO_WORKER, Task, is_conftest, list_node_names
 
 # Options that concern only the parent, and the value that a rank's session gets instead.
 _RANK_OPTIONS: dict[str, Any] = {
-    **dict.fromkeys(("reruns", "timeout", "verbose_reruns"), 0),
+    "timeout": 0,
     **dict.fromkeys(("keyword", "markexpr"), ""),
     **dict.fromkeys(("usepdb", "trace", "lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip"), False),
     **dict.fromkeys(("stepwise_reset", "cacheclear", "setupshow", "pyargs", "doctestmodules"), False),
@@ -29,6 +31,7 @@ _RANK_OPTIONS: dict[str, Any] = {
 }
 # A rank's session receives these as arguments.
 _ARGUMENTS = ("plugins", "file_or_dir")
+_workerinput = pytest.StashKey["dict[str, bytes]"]()
 _options = pytest.StashKey["dict[str, bytes]"]()
 
 
@@ -48,12 +51,14 @@ def build_task(item: pytest.Item) -> Task:
         folder=str(config.invocation_params.dir),
         cwd=_get_cwd(config),
         basetemp=_get_basetemp(config),
-        worker=getattr(config, "workerinput", None) or _make_workerinput(config),
+        worker=_pickle_workerinput(config),
+        worker_id=getattr(config, "workerinput", {}).get("workerid"),
         captures=config.getoption("capture", "fd") != "no",
         has_colour=bool(writer is not None and writer.hasmarkup),
         debug_rank=_get_debug_rank(config),
         width=writer.fullwidth if writer is not None else 80,
         values=_pickle_fixture_values(item),
+        parameters=describe_parameters(item),
     )
 
 
@@ -89,13 +94,41 @@ def _get_cwd(config: pytest.Config) -> str:
         return str(config.invocation_params.dir)
 
 
-def _make_workerinput(config: pytest.Config) -> dict[str, Any]:
-    """Returns a ``workerinput``, by which plugins know that another process reports.
+def _pickle_workerinput(config: pytest.Config) -> dict[str, bytes]:
+    """Returns the ``workerinput`` of the ranks, by which plugins know that another process reports.
 
-    In workers of pytest-xdist, pytest-randomly has added its seed.
+    Raises:
+        pytest.fail.Exception: a value cannot be pickled.
     """
-    substitute = {"workerid": NO_WORKER, "workercount": 1, "testrunuid": "", "mainargv": sys.argv}
-    return {**substitute, "randomly_seed": config.getoption("randomly_seed", None)}
+    pickled = config.stash.get(_workerinput, None)
+    if pickled is None:
+        values = getattr(config, "workerinput", None) or _make_workerinput(config)
+        pickled = config.stash[_workerinput] = {}
+        for name, value in values.items():
+            try:
+                pickled[name] = pickle.dumps(value)
+            except Exception as error:
+                text = f"workerinput[{name!r}] cannot be sent to the ranks: {error}"
+                raise pytest.fail.Exception(text, pytrace=False) from None
+    return pickled
+
+
+def _make_workerinput(config: pytest.Config) -> dict[str, Any]:
+    """Returns what ``pytest_configure_node`` adds to, once a session, as for one worker of pytest-xdist."""
+    values = {"workerid": NO_WORKER, "workercount": 1, "testrunuid": "", "mainargv": sys.argv}
+    hook: Any = getattr(config.hook, "pytest_configure_node", None)
+    gateway = types.SimpleNamespace(id=NO_WORKER)
+    node = types.SimpleNamespace(config=config, gateway=gateway, workerinput=values)
+    for implementation in [] if hook is None else hook.get_hookimpls():
+        others = [other.plugin for other in hook.get_hookimpls() if other is not implementation]
+        call: Any = config.pluginmanager.subset_hook_caller("pytest_configure_node", others)
+        try:
+            call(node=node)
+        except Exception:
+            # A plugin may not expect nodes in a session without pytest-xdist's workers. Ranks do without it.
+            if is_conftest(implementation.plugin):
+                raise
+    return values
 
 
 def _pickle_options(config: pytest.Config) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .start.rank_process import RankProcess
 
 _RULE = "-" * 46
-# pytest shows the caller's frames alone.
+# pytest shows the caller's frames alone. IPython reads the name in each frame.
 __tracebackhide__ = True
 
 
@@ -173,6 +173,7 @@ class MultiprocessContext(RanksContext):
             RankError: a rank failed. Every later call raises it again.
             AssertionError: this process was forked from the one that called ``spawn``.
         """
+        __tracebackhide__ = True
         joiner = self._joiner
         if joiner is not None and self.sentinels:
             self._creator.check()
@@ -194,6 +195,7 @@ class MultiprocessContext(RanksContext):
             RankError: a rank failed.
             NoResultError: a rank exited successfully without returning, as by ``os._exit(0)``.
         """
+        __tracebackhide__ = True
         while not self.join():
             pass
         return [queue.result() for queue in self.return_queues]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .context import MultiprocessContext
     from .plan.options import SpawnOptions
 
-# pytest shows the caller's frames alone.
+# pytest shows the caller's frames alone. IPython reads the name in each frame.
 __tracebackhide__ = True
 
 
@@ -69,6 +69,7 @@ def spawn(
             own ``__reduce__`` passes through.
         OSError: the system cannot start a rank. The ranks that were started before it have been ended.
     """
+    __tracebackhide__ = True
     from .plan.options import check_option_names, list_log_files, read_grace_period, rename_old_options
 
     # A plain dictionary: the plan replaces "auto" by the backend in effect.
@@ -103,7 +104,7 @@ def spawn(
     with RankStarter(rank_class, bool(daemon), grace, user_arguments, leases, overflow, zygote) as starter:
         for environ, log in zip(environs, logs, strict=True):
             env_delta = EnvDelta(environ, vars_to_unset(environ))
-            starter.start(run_rank, (func, args, settings["backend"], log), env_delta, log)
+            starter.start(run_rank, (settings["backend"], log), env_delta, log)
         context = MultiprocessContext(starter.processes, starter.result_slots, leases, grace, starter.key)
         starter.is_over = context.is_over
         while join and not context.join():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .results import ResultSlot
+    from .sending.call import Call
 
 # pytest shows the caller's frames alone.
 __tracebackhide__ = True
@@ -44,7 +45,7 @@ def start_processes(
     rank_class = process_class(method)
     with RankStarter(rank_class, bool(daemon), DEFAULT_GRACE, user_arguments, zygote=zygote) as starter:
         for index in range(nprocs):
-            starter.start(run_process, (fn, index, args), EnvDelta({}), None)
+            starter.start(run_process, (index,), EnvDelta({}), None)
         context = ProcessContext(starter.processes, starter.result_slots, starter.key)
         starter.is_over = context.is_over
         while join and not context.join():
@@ -53,24 +54,25 @@ def start_processes(
 
 
 def run_process(
-    fn: Callable[..., Any],
+    call: Call,
     index: int,
-    args: Iterable[Any],
     result_slot: ResultSlot,
     env_delta: EnvDelta,
     lifeline: Lifeline,
 ) -> None:
-    """Runs ``fn(index, *args)`` as a rank; puts its traceback into the result slot if it raises."""
+    """Runs ``func(index, *args)`` as a rank; puts its traceback into the result slot if it raises."""
     arm_cleanup(lifeline, env_delta, result_slot)
     env_delta.apply()
     parent = os.getppid()
     try:
-        fn(index, *args)
+        func, args = call.take()
+        func(index, *args)
     except KeyboardInterrupt:
         # Without its parent there is no process to read the traceback.
         if os.getppid() == parent:
             put_error(result_slot)
             sys.exit(130)
     except Exception:
+        # Of `sys.exit("text")` and other exceptions that are none, torch's parent knows the exit code alone.
         put_error(result_slot)
         sys.exit(1)

@@ -12,8 +12,10 @@ from .results import ERROR, EXITED, RESULT, ResultSlot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
+
+    from .sending.call import Call
 
 
 class EnvDelta:
@@ -96,15 +98,14 @@ def arm_cleanup(lifeline: Lifeline, env_delta: EnvDelta, result_slot: ResultSlot
 
 
 def run_rank(
-    func: Callable[..., Any],
-    args: Iterable[Any],
+    call: Call,
     backend: str,
     log: str | None,
     result_slot: ResultSlot,
     env_delta: EnvDelta,
     lifeline: Lifeline,
 ) -> None:
-    """Runs ``func(*args)`` as a rank; puts its return value or its traceback into the result slot."""
+    """Runs the call as a rank; puts its return value or its traceback into the result slot."""
     try:
         arm_cleanup(lifeline, env_delta, result_slot)
         if log is not None:
@@ -115,26 +116,33 @@ def run_rank(
         wait_for_stores()
         answer_if_unreadable()
         try:
+            func, args = call.take()
             _put_result(result_slot, func(*args))
         except SystemExit as error:
-            if not error.code:
+            if error.code is None or error.code == 0:
                 result_slot.put(EXITED, lambda file: None)
+            put_exit_text(result_slot, error)
+            raise
+        except KeyboardInterrupt:
             raise
         except Exception as error:
             put_error(result_slot, _advise(error, env_delta.variables))
             sys.exit(1)
+        except BaseException:
+            put_error(result_slot)
+            raise  # multiprocessing prints it, as in Paddle's ranks.
     except KeyboardInterrupt:
         _die_of_interrupt()
 
 
 def _put_result(result_slot: ResultSlot, result: Any) -> None:
-    from .pickling import Pickler
+    from .sending.pickling import Pickler
 
     pickler = Pickler({"result": result}, "the parent", copies_tensors=True, is_stored=True)
     try:
         result_slot.put(RESULT, lambda file: pickler.dump(result, file))
     except Exception as error:
-        from .pickle_diagnosis import trim_traceback
+        from .sending.pickle_diagnosis import trim_traceback
 
         trim_traceback(error)
         raise error
@@ -146,6 +154,12 @@ def put_error(result_slot: ResultSlot, advice: str = "") -> None:
 
     text = (traceback.format_exc() + advice).encode("utf-8", "backslashreplace")
     result_slot.put(ERROR, lambda file: file.write(text))
+
+
+def put_exit_text(result_slot: ResultSlot, error: SystemExit) -> None:
+    """Puts the traceback of ``sys.exit("text")``; nothing for an exit status."""
+    if error.code is not None and not isinstance(error.code, int):
+        put_error(result_slot)
 
 
 def _advise(error: Exception, variables: dict[str, str]) -> str:

@@ -1,7 +1,9 @@
 //! What both command lines share: clap arguments from an option table, errors, and the nearest option name.
 
 use crate::spec::options::{Opt, OptGroup, OptKind};
+use crate::spec::paddle::options as paddle;
 use crate::spec::shown;
+use crate::spec::torchrun::options as torchrun;
 use clap::{Arg, Command};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -40,6 +42,22 @@ pub enum CommandLineError {
         option: String,
         /// The argument, where it is known.
         value: Option<String>,
+    },
+    /// Spaces stand around the `=` of an option.
+    #[error("option {option}: there is a space beside its =; write {option}={}", shown(.value))]
+    SpacedValue {
+        /// With its dashes.
+        option: String,
+        /// The value that was meant.
+        value: String,
+    },
+    /// A dash of a text in place of two hyphens.
+    #[error("{} begins with a long dash, as documents have it, and not with two hyphens; write {}", shown(.given), shown(.option))]
+    LongDash {
+        /// As written.
+        given: String,
+        /// The option, with two hyphens.
+        option: String,
     },
     /// A value is not text.
     #[error("option {option}: its value {value} is not UTF-8")]
@@ -135,18 +153,38 @@ fn help(opt: &Opt) -> String {
     text
 }
 
-/// Options that launchers have and scripts hardly ever do.
-const LAUNCHERS_OWN: [&str; 8] =
-    ["nproc_per_node", "nnodes", "master", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"];
+/// The options of both front ends by a name, with `_` in place of `-`.
+fn launchers_options(name: &str) -> impl Iterator<Item = &'static Opt> {
+    let is_name = move |of: &str| of.replace('-', "_") == name;
+    let has = move |opt: &&Opt| {
+        is_name(opt.name)
+            || opt.aliases.iter().any(|alias| is_name(alias))
+            || opt.old.is_some_and(|old| is_name(old.name))
+    };
+    paddle::OPTIONS.iter().chain(torchrun::OPTIONS).filter(has)
+}
+
+/// The name of an option as it is given, with `_` in place of `-`.
+fn given_name(arg: &str) -> Option<String> {
+    Some(arg.strip_prefix("--")?.split('=').next()?.replace('-', "_"))
+}
+
+/// Returns true for an option that scripts hardly ever have: it is about nodes and ranks, or no other launcher has it.
+fn is_launchers_own(name: &str) -> bool {
+    const COMMON: [&str; 8] =
+        ["nproc_per_node", "nnodes", "master", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"];
+    let is_ours = |opt: &Opt| !paddle::PADDLES.contains(&opt.name) && !torchrun::is_torchs(opt.name);
+    let mut options = launchers_options(name).peekable();
+    COMMON.contains(&name) || (name.contains('_') && options.peek().is_some() && options.all(is_ours))
+}
 
 /// The warning about a launcher's option among the script's arguments, unless the launcher has it too. `flags`: the
 /// launcher's options; `rest`: the script and its arguments.
 pub fn misplaced_option(flags: &BTreeMap<&'static str, String>, rest: &[OsString]) -> Option<String> {
-    let name = |arg: &OsString| Some(arg.to_str()?.strip_prefix("--")?.split('=').next()?.replace('-', "_"));
     let is_misplaced = |arg: &&OsString| {
-        name(arg).is_some_and(|name| {
-            LAUNCHERS_OWN.contains(&&*name) && !flags.keys().any(|flag| flag.replace('-', "_") == name)
-        })
+        arg.to_str()
+            .and_then(given_name)
+            .is_some_and(|name| is_launchers_own(&name) && !flags.keys().any(|flag| flag.replace('-', "_") == name))
     };
     let (script, args) = rest.split_first()?;
     // A script that is a launcher itself: torchrun, torch.distributed.run, paddle.distributed.launch.
@@ -158,6 +196,37 @@ pub fn misplaced_option(flags: &BTreeMap<&'static str, String>, rest: &[OsString
     Some(format!(
         "the script receives {option}, as it follows the script; options of the launcher go before the script"
     ))
+}
+
+/// The hint about a launcher's option that the script refused. `lines`: the end of a failed rank's output.
+pub fn refused_option(lines: &[String]) -> Option<String> {
+    // argparse; click, typer and absl.
+    const REFUSALS: [&str; 4] =
+        ["unrecognized arguments: ", "No such option: ", "No such option ", "Unknown command line flag "];
+    let refused = lines.iter().rev().find_map(|line| REFUSALS.iter().find_map(|refusal| line.split_once(refusal)))?.1;
+    let mut words = refused.split_whitespace().map(|word| word.trim_matches(|c| matches!(c, '\'' | '"' | '.' | ',')));
+    let option = words.find(|word| given_name(word).is_some_and(|name| launchers_options(&name).next().is_some()))?;
+    let option = option.split('=').next()?;
+    Some(format!("{option} is an option of the launcher: write it before the script"))
+}
+
+/// Refuses what a copied command line has in place of an option. `rest`: the script and its arguments.
+pub fn check_copied(
+    flags: &BTreeMap<&'static str, String>,
+    aliases: &BTreeMap<&'static str, &'static str>,
+    rest: &[OsString],
+) -> Result<(), CommandLineError> {
+    let script = rest.first().and_then(|script| script.to_str()).unwrap_or("");
+    if let Some((name, _)) = flags.iter().find(|(_, value)| *value == "=") {
+        let option = format!("--{}", aliases.get(name).unwrap_or(name));
+        return Err(CommandLineError::SpacedValue { option, value: script.to_owned() });
+    }
+    let is_long_dash = |c: char| matches!(c, '\u{2012}'..='\u{2015}' | '\u{2212}');
+    if script.starts_with(is_long_dash) {
+        let name = script.trim_start_matches(|c| is_long_dash(c) || c == '-');
+        return Err(CommandLineError::LongDash { given: script.to_owned(), option: format!("--{name}") });
+    }
+    Ok(())
 }
 
 /// The option whose name is most like this one, if any is similar; never a shortened name.
@@ -190,10 +259,47 @@ mod tests {
             (Some("nnodes"), "t.py --nproc-per-node=2", true),
             (Some("nproc-per-node"), "t.py --nproc_per_node=2", false),
             (None, "t.py --gpus 2 nnodes -nnodes --nnodes_max=2", false),
+            (None, "t.py --hang-timeout 20", true),
+            (None, "t.py --on_hang=abort", true),
+            (None, "t.py --log_dir x --devices 0 --max-restarts 2 --frameworks torch", false),
             (None, "torch.distributed.run --nproc_per_node 2 t.py", false),
             (None, "paddle.distributed.launch --nnodes 2 t.py", false),
         ] {
             assert_eq!(found(flag, line), expected, "{flag:?} {line}");
+        }
+    }
+
+    #[test]
+    fn an_option_that_the_script_refused_is_the_launchers() {
+        for (line, option) in [
+            ("t.py: error: unrecognized arguments: --gpus 0,1", Some("--gpus")),
+            ("t.py: error: unrecognized arguments: x --bar --log-dir=x", Some("--log-dir")),
+            ("t.py: error: unrecognized arguments: --max_restarts 1", Some("--max_restarts")),
+            ("Error: No such option: --nnodes", Some("--nnodes")),
+            ("Error: No such option '--nnodes'.", Some("--nnodes")),
+            ("t.py: error: unrecognized arguments: --bar gpus", None),
+            ("ValueError: --gpus", None),
+        ] {
+            let hint = refused_option(&["usage: t.py".to_owned(), line.to_owned()]);
+            assert_eq!(hint.as_deref().map(|hint| hint.split(' ').next().unwrap()), option, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_copied_command_line_is_refused_where_it_lost_its_form() {
+        let check = |value: &str, script: &str| {
+            check_copied(&[("log_dir", value.to_owned())].into(), &BTreeMap::new(), &[script.into()])
+        };
+        let spaced = |value: &str| {
+            Err(CommandLineError::SpacedValue { option: "--log_dir".to_owned(), value: value.to_owned() })
+        };
+        assert_eq!(check("=", "./logs"), spaced("./logs"));
+        // torchrun's own parser accepts it.
+        assert_eq!(check("=./logs", "t.py"), Ok(()));
+        assert_eq!(check("a=b", "t.py"), Ok(()));
+        for given in ["–gpus", "—gpus", "−−gpus", "–-gpus"] {
+            let dash = CommandLineError::LongDash { given: given.to_owned(), option: "--gpus".to_owned() };
+            assert_eq!(check("x", given), Err(dash));
         }
     }
 }

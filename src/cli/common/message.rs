@@ -1,6 +1,7 @@
 //! The launcher's own messages: errors, notices and log lines. A reader that is slow never blocks the job for long.
 //!
-//! Log lines have the form of Paddle's launcher or of torchrun, because users' scripts match them.
+//! Log lines of Paddle's front end have the form of Paddle's launcher, because users' scripts match them. Those of torchrun's have the
+//! form of all other messages: of torchrun's lines scripts match the text.
 
 use crate::sys::clock;
 use crate::sys::io::console::{Console, MID_LINE};
@@ -104,7 +105,7 @@ impl io::Write for Stderr {
 enum LogFormat {
     /// `LAUNCH LEVEL time text`.
     Paddle,
-    /// `W1121 02:08:43.498000 PID rlaunch] text`, each line of a text of several.
+    /// `rlaunch: warning: text`, `rlaunch: TIME text`; each line of a text of several.
     Torch,
 }
 
@@ -135,8 +136,12 @@ where
         match self {
             LogFormat::Paddle => writeln!(out, "LAUNCH {level} {} {}", clock::local_timestamp(), text.0),
             LogFormat::Torch => {
-                let head = format!("{}{} {}", &level[..1], clock::local_timestamp_as_glog(), std::process::id());
-                text.0.split('\n').try_for_each(|line| writeln!(out, "{head} rlaunch] {line}"))
+                let head = match *event.metadata().level() {
+                    Level::ERROR => "error:".to_owned(),
+                    Level::WARN => "warning:".to_owned(),
+                    _ => clock::local_timestamp(),
+                };
+                text.0.split('\n').try_for_each(|line| writeln!(out, "rlaunch: {head} {line}"))
             }
         }
     }
@@ -148,7 +153,7 @@ pub fn with_paddle_log<T>(level: &str, body: impl FnOnce() -> T) -> T {
     with_log(LogFormat::Paddle, level, body)
 }
 
-/// The same in torchrun's form.
+/// Log lines in the form of torchrun's front end.
 pub fn with_torchrun_log<T>(level: &str, body: impl FnOnce() -> T) -> T {
     with_log(LogFormat::Torch, level, body)
 }

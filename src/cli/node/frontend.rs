@@ -24,8 +24,16 @@ pub struct NodeEnd<'a> {
     pub status: i32,
     /// The failure report, if the job failed.
     pub failure: Option<&'a FailureReport>,
-    /// The text of `Frontend::render_failure`.
+    /// The text of `Frontend::render_failure` for the console.
     pub own_text: Option<&'a str>,
+}
+
+/// A failure report in a front end's own form.
+pub struct OwnText {
+    /// For `result.json`, without colours.
+    pub record: String,
+    /// For the console.
+    pub console: String,
 }
 
 /// What one front end prints and how it exits.
@@ -64,13 +72,13 @@ pub trait Frontend {
     fn is_final(&self, _launch: &Launch<'_>, _status: i32) -> bool {
         true
     }
-    /// The text of a failure report without colours, where the front end has its own form.
+    /// The failure report, where the front end has its own form.
     fn render_failure(
         &self,
         _launch: &Launch<'_>,
         _launched: &LaunchResult,
         _failure: &FailureReport,
-    ) -> Option<String> {
+    ) -> Option<OwnText> {
         None
     }
     /// Prints how this node's ranks ended.

@@ -1,15 +1,17 @@
 //! The record of this node's part of a job: opens the journal, writes `result.json` at the end.
 
+use crate::cli::common::command_line::refused_option;
 use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
 use crate::cli::common::message::{begin_final_report, print_notice};
 use crate::cli::node::build_failure_report::{build_failure_report, find_earlier_failure};
 use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::model::Exit;
-use crate::report::failure_report::{ReportStyle, render};
+use crate::report::failure_report::{FailureCause, FailureReport, ReportStyle, render};
 use crate::report::secrets;
 use crate::run::launch::Launch;
 use crate::run::launch_result::{BlameGround, LaunchResult};
+use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::journal::Journal;
@@ -47,7 +49,8 @@ pub(crate) fn record_end(
     launched.journal.write_last(JournalEvent::JobEnded { outcome, exit_status });
     let failure = build_failure_report(launch, &launched, exit_status, context);
     let own_text = failure.as_ref().and_then(|failure| frontend.render_failure(launch, &launched, failure));
-    let text = own_text.clone().or_else(|| Some(render(failure.as_ref()?, ReportStyle::default())));
+    let record = own_text.as_ref().map(|text| text.record.clone());
+    let text = record.or_else(|| Some(render(failure.as_ref()?, ReportStyle::default())));
     let failure_text = failure.as_ref().zip(text.as_deref().map(str::trim));
     let result = result::build_result(launch, &launched, &context.host, exit_status, failure_text, job_end);
     let is_disposable = launched.unshown.is_none() && launched.lost.is_empty() && exit_status == exit_code::OK;
@@ -63,15 +66,36 @@ pub(crate) fn record_end(
         print_notice(&error.to_string());
     }
     let result = serde_json::to_value(result).unwrap_or_default();
+    if disposable.is_none() && !context.quiet && !context.raised_by_caller {
+        print_where_logs_are(launch, &launched, exit_status, failure.as_ref());
+    }
     frontend.report_end(&NodeEnd {
         launch,
         launched: &launched,
         status: exit_status,
         failure: failure.as_ref(),
-        own_text: own_text.as_deref(),
+        own_text: own_text.as_ref().map(|text| &*text.console),
     });
+    if let Some(FailureCause::Failed(culprit)) = failure.as_ref().map(|failure| &failure.outcome)
+        && !context.raised_by_caller
+        && let Some(hint) = refused_option(&culprit.tail.lines)
+    {
+        print_notice(&hint);
+    }
     gloo_tmpdir::remove(disposable);
     (exit_status, result)
+}
+
+/// Names the log folder of a job that was preempted or stopped. The report of a failure names the rank's log.
+fn print_where_logs_are(launch: &Launch<'_>, launched: &LaunchResult, status: i32, failure: Option<&FailureReport>) {
+    let what = match (&launched.outcome, failure.map(|failure| &failure.outcome)) {
+        (JobOutcome::Preempted(step), _) => format!("preempted at step {step}; exit status {status}; "),
+        (_, Some(FailureCause::Failed(culprit))) if culprit.log.is_some() => return,
+        // The line on interrupts has named it.
+        _ if status == exit_code::OK || launched.interrupted > 0 => return,
+        _ => String::new(),
+    };
+    print_notice(&format!("{what}the logs are in {}", launch.log_dir.display()));
 }
 
 /// Corrects the culprit in the report, and returns the exit status. A culprit that was already ending when the launcher

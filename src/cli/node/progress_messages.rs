@@ -6,6 +6,7 @@ use crate::model::{Exit, ProcessLabel};
 use crate::report::console::escape::plain;
 use crate::report::wording::named;
 use crate::run::first_failure::FirstFailure;
+use crate::run::stop_requests::SAME_REQUEST;
 use crate::supervise::{AbortReason, NoRestart, ProgressNote, SupervisionPolicy};
 use crate::sys::clock;
 use std::time::Duration;
@@ -58,10 +59,11 @@ fn line(
             format!("{}: nothing runs", signal_label(*signal))
         }
         ProgressNote::Stopping { signal, living, grace } => format!(
-            "{}: waiting up to {} s for {} to stop; the same signal again, after a pause, kills them at once",
+            "{}: waiting up to {} s for {} to stop; the same signal again after {} s kills them at once",
             signal_label(*signal),
             seconds_left(*grace),
-            names(living)
+            names(living),
+            SAME_REQUEST.as_secs_f64().ceil()
         ),
         ProgressNote::Forced { living } => format!("second signal: killing {}", names(living)),
         ProgressNote::Aborting { ranks, reason } => {

@@ -35,7 +35,7 @@ use crate::run;
 use crate::run::control::live_status::LiveStatus;
 use crate::run::gpu_reader::GpuReader;
 use crate::run::launch::Launch;
-use crate::run::output::{gpu_log, log_files, log_rotation, node_folder};
+use crate::run::output::{gpu_log, log_files, log_rotation, node_folder, run_folder};
 use crate::run::preempt::link::PreemptLink;
 use crate::run::prepare::{gloo_tmpdir, preflight};
 use crate::run::sampling::queue::SampleQueue;
@@ -84,6 +84,7 @@ fn parse_and_launch(
             return Ok(exit_code::OK);
         }
     };
+    command_line::check_copied(&flags, &aliases, &rest)?;
     if rest.is_empty() {
         return Err(CommandLineError::NoScript { example: "python -m rlaunch --nproc_per_node 2" }.into());
     }
@@ -122,7 +123,11 @@ fn parse_and_launch(
     }
     if let Some(outer) = &outer {
         spec.infos.push(outer.to_string());
-        let asked = values.given("log_dir").map(absolute).transpose().map_err(CliError::Preflight)?;
+        let asked = values
+            .given("log_dir")
+            .map(|path| run_folder::absolute("--log_dir", Path::new(path)))
+            .transpose()
+            .map_err(CliError::Preflight)?;
         let is_outers = |outer: &str| asked.as_deref().is_none_or(|asked| is_same_place(asked, Path::new(outer)));
         if let Some(folder) = outer.nested_log_dir(is_outers) {
             spec.infos.push(format!("its logs are kept apart from that job's, in {folder}"));
@@ -193,7 +198,7 @@ fn launch_on_this_node(
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
     let python = interpreter.executable.as_os_str();
-    let mut log_dir = absolute(&spec.log_dir).map_err(CliError::Preflight)?;
+    let mut log_dir = run_folder::absolute("--log_dir", Path::new(&spec.log_dir)).map_err(CliError::Preflight)?;
     // A job by --ips that is refused for its ports has no folder yet, so its nodes are only warned, once their ranks start.
     let node_folder = (spec.rendezvous.is_some() && spec.dry_run.is_none())
         .then(|| node_folder::take(&log_dir, &net::host_name()))
@@ -372,17 +377,6 @@ fn find(spec: &LaunchSpec, argv: &[OsString], base: &[(OsString, OsString)]) -> 
 fn is_same_place(a: &Path, b: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().ok();
     a == b || real(a).is_some_and(|a| real(b) == Some(a))
-}
-
-fn absolute(path: &str) -> Result<PathBuf, SpecError> {
-    std::path::absolute(path).map_err(|error| {
-        // getcwd(2).
-        if error.kind() == std::io::ErrorKind::NotFound {
-            let why = "is relative to the current folder, which has been deleted";
-            return SpecError::new("--log_dir", path, why, "cd to a folder that exists, or name an absolute one");
-        }
-        SpecError::new("--log_dir", path, error.to_string(), "name a folder")
-    })
 }
 
 /// The output and exit statuses of Paddle's launcher.

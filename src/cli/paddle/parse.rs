@@ -6,7 +6,7 @@ use crate::cli::common::exit_code;
 use crate::cli::common::help::{self, HELP, Help};
 use crate::report::wording;
 use crate::spec::options::{Deprecation, Opt, OptKind};
-use crate::spec::paddle::options::{GROUPS, OPTIONS};
+use crate::spec::paddle::options::{GROUPS, OPTIONS, PADDLES};
 use crate::spec::shown;
 use crate::spec::torchrun::options::is_torchs;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -69,43 +69,6 @@ pub enum PaddleArgs {
     /// Text for stdout: help, version.
     Print(String),
 }
-
-/// The options of `paddle.distributed.launch`, where a name that is cut short stands for the one that begins so. It
-/// keeps to that here, whatever else begins so by now.
-const PADDLES: [&str; 32] = [
-    "help",
-    "master",
-    "legacy",
-    "rank",
-    "log_level",
-    "log_overwrite",
-    "sort_ip",
-    "enable_gpu_log",
-    "nnodes",
-    "nproc_per_node",
-    "log_dir",
-    "run_mode",
-    "job_id",
-    "devices",
-    "gpus",
-    "npus",
-    "xpus",
-    "host",
-    "ips",
-    "start_port",
-    "auto_parallel_config",
-    "auto_cluster_config",
-    "auto_tuner_json",
-    "servers",
-    "trainers",
-    "trainer_num",
-    "server_num",
-    "gloo_port",
-    "with_gloo",
-    "max_restart",
-    "elastic_level",
-    "elastic_timeout",
-];
 
 /// The options of which a name begins with `cut`; `names` are those of an option that count.
 fn begin_with<'a, N: Iterator<Item = &'static str>>(

@@ -38,6 +38,9 @@ fn parse_and_launch(
             return Ok(exit_code::OK);
         }
     };
+    if from_pet {
+        command_line::check_copied(&flags, &std::collections::BTreeMap::new(), &rest)?;
+    }
     if rest.is_empty() {
         return Err(parse::NO_SCRIPT.into());
     }

@@ -7,4 +7,5 @@ pub mod parse;
 pub mod rendezvous;
 pub mod report;
 pub mod run;
+mod said_today;
 pub mod static_rendezvous;

@@ -1,15 +1,17 @@
 //! torchrun's failure report on stderr, and the launcher's own error file (TORCHELASTIC_ERROR_FILE).
 
 use crate::cli::node::build_failure_report::last_bytes;
+use crate::cli::node::frontend::OwnText;
 use crate::model::Exit;
+use crate::plan::Stream;
 use crate::report::cause::blame::blame;
 use crate::report::cause::error_file;
 use crate::report::cause::error_file::ErrorFile;
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::console::tail;
 use crate::report::console::tail::LogTail;
-use crate::report::failure_report::{FailureCause, FailureReport};
-use crate::report::torchrun_report::{WorkerFailure, report};
+use crate::report::failure_report::{FailureCause, FailureReport, ReportStyle};
+use crate::report::torchrun_report::{TorchrunReport, WorkerFailure};
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::output::log_files;
@@ -22,14 +24,14 @@ use std::time::{Duration, SystemTime};
 use tracing::warn;
 
 /// torchrun's report of a job in which a worker has failed; `None` for other outcomes. The root cause is also written to
-/// `own`, this launcher's error file.
+/// `own`, this launcher's error file. `terminal`: the style of the report where the console is a terminal.
 pub fn render_report(
     launch: &Launch<'_>,
     launched: &LaunchResult,
     failure_report: &FailureReport,
-    title: &str,
-    own: Option<&Path>,
-) -> Option<String> {
+    (title, own): (&str, Option<&Path>),
+    terminal: Option<ReportStyle>,
+) -> Option<OwnText> {
     let (NodeOutcome::Failed { culprit, exit }, FailureCause::Failed(known)) =
         (&launched.report.outcome, &failure_report.outcome)
     else {
@@ -37,6 +39,10 @@ pub fn render_report(
     };
     let (root, file) = failure(launch, launched, *culprit, *exit);
     let mut known = (**known).clone();
+    // Where stderr and stdout are one, the stream is called stdout.
+    let is_shown =
+        [Stream::Stderr, Stream::Stdout].iter().any(|stream| launch.shown.contains_key(&(*culprit, *stream)));
+    let is_above = is_shown && (known.blame.is_some() || file.is_none());
     // A worker may be stopped after it wrote its error file and before it printed the traceback.
     known.blame = known.blame.or_else(|| blame(file.as_ref()?.text.as_bytes(), *exit, &UncaughtException::Unknown));
     if let Some(own) = own {
@@ -60,7 +66,11 @@ pub fn render_report(
         Some(other)
     };
     let others: Vec<WorkerFailure> = others.filter_map(other).collect();
-    Some(report(title, &known.host, (&root, &known), &others, failure_report))
+    let host = known.host.clone();
+    let report = TorchrunReport { title, host: &host, root, culprit: known, others };
+    let record = report.frame(failure_report);
+    let console = terminal.map(|style| report.at_terminal(failure_report, style, is_above));
+    Some(OwnText { console: console.unwrap_or_else(|| record.clone()), record })
 }
 
 /// Writes this launcher's own failure to its error file, in the form of an exception.

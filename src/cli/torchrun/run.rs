@@ -7,7 +7,7 @@ use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{dry_run, exit_code};
 use crate::cli::elastic::fingerprint::FingerprintSource;
 use crate::cli::node::build_failure_report::{ReportContext, print_swept, warn_of_losses};
-use crate::cli::node::frontend::{Frontend, NodeEnd};
+use crate::cli::node::frontend::{Frontend, NodeEnd, OwnText};
 use crate::cli::node::preload::zygote;
 use crate::cli::node::progress_messages;
 use crate::cli::node::run_node;
@@ -17,6 +17,7 @@ use crate::cli::torchrun::events::EventLogger;
 use crate::cli::torchrun::extra_frameworks;
 use crate::cli::torchrun::rendezvous::TorchrunRendezvous;
 use crate::cli::torchrun::report;
+use crate::cli::torchrun::said_today;
 use crate::cli::torchrun::static_rendezvous;
 use crate::cli::torchrun::static_rendezvous::{StaticRendezvous, StaticRendezvousError};
 use crate::model::CpuSet;
@@ -272,7 +273,9 @@ fn omp_threads(spec: &TorchSpec, vars: &EnvVars, workers: usize, allowed: &CpuSe
         warn!("{}", cpus.note(workers));
         return Some(cpus.threads(workers));
     }
-    if !spec.omp_compat {
+    // A person at a terminal has read it; a log is read alone.
+    let is_known = || std::io::stderr().is_terminal() && said_today::omp(vars);
+    if !spec.omp_compat && !is_known() {
         // Scripts match the beginning, which is torchrun's.
         warn!(
             "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being \
@@ -412,8 +415,9 @@ impl Frontend for TorchrunFrontend<'_> {
         if self.spec.exit_code_compat { exit_code::as_torchrun(status) } else { status }
     }
 
-    fn render_failure(&self, launch: &Launch<'_>, launched: &LaunchResult, failure: &FailureReport) -> Option<String> {
-        report::render_report(launch, launched, failure, &self.title, self.error_file)
+    fn render_failure(&self, launch: &Launch<'_>, launched: &LaunchResult, failure: &FailureReport) -> Option<OwnText> {
+        let terminal = std::io::stderr().is_terminal().then_some(ReportStyle { color: self.context.colour });
+        report::render_report(launch, launched, failure, (&self.title, self.error_file), terminal)
     }
 
     fn report_end(&self, end: &NodeEnd<'_>) {

@@ -10,7 +10,7 @@ use crate::plan::devices::machine::{DeviceQuery, MachineDevices};
 use crate::plan::devices::visible_devices;
 use crate::plan::devices::visible_devices::{Device, VisibleList, joined};
 use crate::spec::options::EnvVars;
-use crate::spec::{LaunchSpec, SpecError};
+use crate::spec::{LaunchSpec, SpecError, shown};
 use std::borrow::Cow;
 
 /// Devices that a launcher may assign.
@@ -188,10 +188,6 @@ fn choose<'a>(
 ) -> Result<(DeviceIndices<'a>, Vec<String>), SpecError> {
     let mut warnings = Vec::new();
     let requested = spec.devices.as_ref().map(|ids| RequestedDevices { ids, option: &spec.devices_option });
-    if let (Some(RequestedDevices { ids, option }), None, true) = (requested, visible.from, visible.devices.is_empty())
-    {
-        warnings.push(format!("no driver shows any device; {option} {} is used as given", ids.join(",")));
-    }
     let chosen = match requested {
         None => DeviceIndices::all_of(visible),
         Some(requested) if visible.from.is_none() && visible.kind == "gpu" => {
@@ -201,15 +197,21 @@ fn choose<'a>(
             let is_as_given = visible.from.is_none() && visible.devices.is_empty();
             let place = |id: &String| match id.parse() {
                 Ok(number) if is_as_given => Ok(number),
-                Err(_) if is_as_given => {
-                    Err(requested.error(format!("{} is not a device", id.escape_debug()), "give numbers"))
-                }
+                Err(_) if is_as_given => Err(requested.error(format!("{} is not a device", shown(id)), "give numbers")),
                 _ => place_of(id, requested, visible, machine),
             };
             let places = requested.ids.iter().map(place).collect::<Result<_, _>>()?;
             DeviceIndices { places, ..DeviceIndices::all_of(visible) }
         }
     };
+    if let (Some(requested), None, true) = (requested, visible.from, visible.devices.is_empty()) {
+        // A plan may be for another machine.
+        if visible.kind == "gpu" && spec.dry_run.is_none() && !machine().has_gpu_node {
+            return Err(no_gpu(requested, ranks(spec, visible)));
+        }
+        let (option, ids) = (requested.option, requested.ids.join(","));
+        warnings.push(format!("no driver shows any device; {option} {ids} is used as given"));
+    }
     if visible.all && !visible.devices.is_empty() {
         warnings.push(format!(
             "{CUDA}=all: CUDA does not support this value and would hide every GPU; it is unset for ranks"
@@ -296,7 +298,7 @@ fn without_list(
     let mut places = Vec::new();
     for id in requested.ids {
         let Some(device) = Device::of_cuda(id) else {
-            return refuse(format!("{} is not a device", id.escape_debug()), "give numbers, GPU-... or MIG-...");
+            return refuse(format!("{} is not a device", shown(id)), "give numbers, GPU-... or MIG-...");
         };
         if let (Device::Index(index), true) = (&device, named.is_empty()) {
             if !visible.devices.is_empty() && !visible.devices.contains(&device) {
@@ -321,6 +323,12 @@ fn without_list(
         return refuse("mixes GPUs and MIG devices".into(), "give all devices in one form");
     }
     Ok(DeviceIndices { list: Cow::Owned(named), made: true, places })
+}
+
+fn no_gpu(requested: RequestedDevices<'_>, ranks: usize) -> SpecError {
+    let hint =
+        format!("give --nproc_per_node {ranks} for ranks on the CPU, or name GPUs that it does not show in {CUDA}");
+    requested.error("the NVIDIA driver shows no GPU".into(), &hint)
 }
 
 /// The index of `id` in the list.
@@ -360,7 +368,7 @@ fn in_another_form(device: &Device, visible: &VisibleDevices, machine: DeviceQue
 fn not_there(id: &str, requested: RequestedDevices<'_>, visible: &VisibleDevices) -> SpecError {
     let from = visible.from.unwrap_or("the driver's devices");
     let list = joined(&visible.devices);
-    let why = format!("device {} is not in {from} ({})", id.escape_debug(), list.escape_debug());
+    let why = format!("device {} is not in {from} ({})", shown(id), shown(&list));
     requested.error(why, "choose from the list, or change it")
 }
 

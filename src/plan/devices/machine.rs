@@ -21,6 +21,8 @@ pub struct MachineDevices {
     pub xpus: usize,
     /// Type and number of the first type of custom device.
     pub custom: Option<(&'static str, usize)>,
+    /// True if /dev has a GPU. The NVIDIA driver's library need not show it.
+    pub has_gpu_node: bool,
 }
 
 /// Finds the devices; called only when needed.

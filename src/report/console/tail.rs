@@ -32,6 +32,10 @@ pub struct LogTail {
     pub is_missing: bool,
 }
 
+/// The line of faulthandler with the extension modules that a crashed process had imported, and the bytes of it that are kept.
+const MODULES: &str = "Extension modules: ";
+const MODULES_SHOWN: usize = 80;
+
 /// The last lines of `log`. Of a line that is overwritten (progress bars) the last state counts; blank lines at the end do not
 /// count.
 pub fn tail(log: &[u8], limits: TailLimits) -> LogTail {
@@ -55,6 +59,12 @@ pub fn tail(log: &[u8], limits: TailLimits) -> LogTail {
     let mut room = limits.bytes;
     let mut shown = VecDeque::new();
     for mut line in lines.into_iter().rev() {
+        if line.starts_with(MODULES) {
+            // faulthandler names hundreds; how many there are ends the line.
+            let total = line.rfind(" (total: ").map(|at| line.split_off(at)).unwrap_or_default();
+            cut |= shorten(&mut line, MODULES_SHOWN);
+            line += &total;
+        }
         cut |= shorten(&mut line, limits.bytes / 8);
         if line.len() > room {
             cut = true;

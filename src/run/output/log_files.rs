@@ -236,10 +236,11 @@ pub fn overwrite(path: &Path, text: &str) -> io::Result<()> {
 pub fn job_name(job_id: &str) -> Cow<'_, str> {
     const MOST: usize = 200;
     const KEPT: usize = 180;
+    let job_id: Cow<'_, str> = if job_id.contains('/') { job_id.replace('/', "-").into() } else { job_id.into() };
     if job_id.len() <= MOST {
-        return job_id.into();
+        return job_id;
     }
-    let hash = Sha256::digest(job_id);
+    let hash = Sha256::digest(job_id.as_bytes());
     let hash: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let end = (0..=KEPT).rev().find(|end| job_id.is_char_boundary(*end)).unwrap_or_default();
     format!("{}-{hash}", &job_id[..end]).into()

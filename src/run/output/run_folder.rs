@@ -27,10 +27,7 @@ pub fn choose(log_dir: &LogDir, run_id: &str) -> Result<RunFolder, SpecError> {
         return Err(SpecError::new("--rdzv-id", run_id, "cannot be part of a folder's name", hint));
     }
     let name = format!("{run_id}_{}", random());
-    let absolute = |path: PathBuf| {
-        std::path::absolute(&path)
-            .map_err(|e| SpecError::new("--log-dir", path.display().to_string(), e.to_string(), "name a folder"))
-    };
+    let absolute = |path: PathBuf| absolute("--log-dir", &path);
     match log_dir {
         LogDir::At(path) => {
             let path = absolute(path.into())?;
@@ -49,6 +46,19 @@ pub fn choose(log_dir: &LogDir, run_id: &str) -> Result<RunFolder, SpecError> {
             Ok(RunFolder { run: own.clone(), removed_on_success: Some(own) })
         }
     }
+}
+
+/// The absolute path of the folder that an option names.
+pub fn absolute(option: &str, path: &Path) -> Result<PathBuf, SpecError> {
+    std::path::absolute(path).map_err(|error| {
+        let shown = path.display().to_string();
+        // getcwd(2).
+        if error.kind() == std::io::ErrorKind::NotFound {
+            let why = "is relative to the current folder, which has been deleted";
+            return SpecError::new(option, shown, why, "cd to a folder that exists, or name an absolute one");
+        }
+        SpecError::new(option, shown, error.to_string(), "name a folder")
+    })
 }
 
 /// The folder for temporary files as Python's `tempfile` finds it: TMPDIR may name a folder of another machine.

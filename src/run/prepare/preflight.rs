@@ -43,6 +43,9 @@ pub fn find_program(field: &str, name: &OsStr, path: Option<&OsStr>) -> Result<P
             return Ok(found);
         }
     }
+    if name.as_encoded_bytes().contains(&b' ') {
+        return error("is not a program in PATH", "it has to be the name or path of one program, without arguments");
+    }
     error("is not a program in PATH", "give its path (./ for this folder), or a .py file for Python to run")
 }
 

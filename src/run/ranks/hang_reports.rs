@@ -12,6 +12,7 @@ use crate::run::hangs::hang_detector::FoundHang;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal_event::JournalEvent;
 use crate::run::stacks::look::RankTarget;
+use crate::spec::hang::OnHang;
 use crate::supervise::{AbortReason, Lifecycle};
 use crate::sys::clock;
 use crate::sys::process::procfs::stat::ProcStat;
@@ -121,6 +122,10 @@ impl RankProcesses<'_> {
         if let Some(thread) = self.describe_first_thread_error() {
             text += &format!("\n{thread}");
         }
+        let mut next = "`rlaunch stacks` shows the stacks again, `rlaunch stop` ends the job".to_owned();
+        if self.launch.hang.on_hang == OnHang::Report {
+            next += "; --on_hang abort ends such a job by itself";
+        }
         let label = |local: &usize| self.launch.plan.ranks[*local].label();
         let odd = find_odd_ranks(&group(&found.dump), &[]);
         let labels: Vec<ProcessLabel> = odd.ranks().iter().map(label).collect();
@@ -130,8 +135,8 @@ impl RankProcesses<'_> {
             odd_roles: labels.iter().map(|label| label.role).collect(),
             report: &text,
         });
-        self.listener.hang_found(&text);
-        let silent = || format!("no rank had written anything for {}, and none stands out", lasted(found.silence));
+        self.listener.hang_found(&format!("{text}\n{next}"));
+        let silent = || format!("no rank had written anything for {}", lasted(found.silence));
         if let Some(thread) = self.describe_first_thread_error() {
             return thread;
         }

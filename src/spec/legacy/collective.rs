@@ -266,7 +266,7 @@ fn backend(values: &OptValues, vars: &EnvVars) -> Result<(LegacyBackend, (String
         "xccl" | "flagcx" => LegacyBackend::Other,
         _ => {
             let why = format!(
-                "paddle.distributed initialize error, backend argument can only be one of 'nccl', 'gloo', 'bkcl', \
+                "ValueError: paddle.distributed initialize error, backend argument can only be one of 'nccl', 'gloo', 'bkcl', \
                  'auto', 'heter', 'xccl' but got {text}"
             );
             return Err(SpecError::new(from, text, why, "give auto to choose by the devices"));
@@ -357,7 +357,7 @@ fn by_node(list: &str, nodes: usize, each: usize) -> Result<Vec<Vec<Endpoint>>, 
     let (mut all, mut known) = (Vec::new(), HashSet::new());
     for text in list.split(',').map(str::trim) {
         let Some(endpoint) = Endpoint::parse(text).filter(|endpoint| endpoint.port > 0) else {
-            return refuse(format!("{} is not an endpoint", text.escape_debug()));
+            return refuse(format!("{} is not an endpoint", crate::spec::shown(text)));
         };
         if !known.insert(endpoint.clone()) {
             return refuse(format!("lists {endpoint} twice"));

@@ -241,9 +241,6 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
     }
     let elastic = rendezvous.as_ref().filter(|_| is_legacy);
     let job_id = elastic.map_or(values.text("job_id").unwrap_or("default"), |spec| &spec.job_name).to_owned();
-    if job_id.is_empty() || job_id.contains(['/', '\0']) {
-        return Err(values.error("job_id", "cannot be part of a file name", "use letters, digits, '-' and '_'"));
-    }
     Ok(LaunchSpec {
         job,
         script,

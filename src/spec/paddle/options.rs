@@ -100,6 +100,43 @@ pub const OPTIONS: &[Opt] = &[
     opt("auto_tuner_json", Text, &[], None, "Not supported: rlaunch does not search configurations"),
 ];
 
+/// The options of `paddle.distributed.launch`, where a name that is cut short stands for the one that begins so. It
+/// keeps to that here, whatever else begins so by now.
+pub const PADDLES: [&str; 32] = [
+    "help",
+    "master",
+    "legacy",
+    "rank",
+    "log_level",
+    "log_overwrite",
+    "sort_ip",
+    "enable_gpu_log",
+    "nnodes",
+    "nproc_per_node",
+    "log_dir",
+    "run_mode",
+    "job_id",
+    "devices",
+    "gpus",
+    "npus",
+    "xpus",
+    "host",
+    "ips",
+    "start_port",
+    "auto_parallel_config",
+    "auto_cluster_config",
+    "auto_tuner_json",
+    "servers",
+    "trainers",
+    "trainer_num",
+    "server_num",
+    "gloo_port",
+    "with_gloo",
+    "max_restart",
+    "elastic_level",
+    "elastic_timeout",
+];
+
 /// The groups of the help.
 pub const GROUPS: &[OptGroup] = &[
     group("job", "Job and script", "nproc_per_node"),
@@ -119,5 +156,8 @@ pub fn merge(flags: &BTreeMap<&'static str, String>, vars: &EnvVars) -> OptValue
     let counts = |var: &str, text: &str| var != "PADDLE_TRAINER_ID" || text.parse::<i64>().is_ok_and(|rank| rank >= 0);
     let mut values = prefer_env(OPTIONS, flags, vars, counts);
     values.overridden.retain(|(_, var, _)| *var != "PADDLE_TRAINER_ID");
+    for name in ["nnodes", "job_id"] {
+        values.replace_empty(OPTIONS, name);
+    }
     values
 }

@@ -29,7 +29,7 @@ pub enum HostListError {
     #[error("has {} in a host name", .0.escape_debug())]
     Character(char),
     /// This text in brackets is not a range.
-    #[error("has '{}' in brackets, which is not a range of numbers", .0.escape_debug())]
+    #[error("has '{}' in brackets, which is not a range of numbers", crate::spec::shown(.0))]
     Range(String),
 }
 

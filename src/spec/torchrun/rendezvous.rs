@@ -239,9 +239,6 @@ fn dynamic(
             let why = "names no machine: no node would serve";
             return Err(values.error("rdzv-endpoint", why, "give the address of the node that serves"));
         }
-        if endpoint.host == "localhost" {
-            warnings.push("--rdzv-endpoint: localhost is a loopback address: other machines cannot reach it".into());
-        }
         BackendSpec::Master(endpoint)
     } else {
         if values.on_command_line("job-secret").is_some_and(|key| !key.is_empty()) {

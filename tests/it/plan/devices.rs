@@ -173,6 +173,21 @@ fn no_driver() {
 }
 
 #[test]
+fn gpus_that_the_driver_does_not_show_are_used_as_given() {
+    let machine = MachineDevices { has_gpu_node: true, ..MachineDevices::default() };
+    for (devices, first) in [("0,1", "FLAGS_selected_gpus=0"), ("GPU-aa,GPU-bb", "CUDA_VISIBLE_DEVICES=GPU-aa,GPU-bb")]
+    {
+        let table = device_table(&machine, &[("devices", devices)], &[]);
+        assert!(table.starts_with(&format!("0: {first}")), "{table}");
+        let warning = format!("warning: no driver shows any device; --devices {devices} is used as given\n");
+        assert!(table.ends_with(&warning), "{table}");
+    }
+    // A plan may be for another machine.
+    let planned = device_table(&MachineDevices::default(), &[("devices", "0"), ("dry_run", "json")], &[]);
+    assert!(planned.starts_with("0: FLAGS_selected_gpus=0"), "{planned}");
+}
+
+#[test]
 fn lists_that_the_driver_would_misread_are_refused() {
     let lists = [
         "x",
@@ -309,7 +324,7 @@ fn the_gpus_of_a_job_are_found_by_the_names_in_its_lists() {
         // What the driver does not show: all that it does.
         (&nvidia(4), lists("4,5", ""), "2", vec![0, 1, 2, 3]),
         (&nvidia(2), lists("GPU-ff", ""), "1", vec![0, 1]),
-        (&MachineDevices::default(), (vec![], "0,1"), "0", vec![]),
+        (&MachineDevices { has_gpu_node: true, ..MachineDevices::default() }, (vec![], "0,1"), "0", vec![]),
     ] {
         let found = gpus(machine, &list, wanted, ranks);
         assert!(!found.is_empty(), "{list:?} {wanted:?}");

@@ -309,3 +309,15 @@ fn the_annotation_escapes_workflow_commands() {
         FailureReport { outcome, victims: vec![], swept: vec![], restarts: 0, requested_restarts: 0, status: 130 };
     assert_eq!(github_annotation(&stopped), "::error title=stopped by signal SIGINT::exit status 130\n");
 }
+
+#[test]
+fn the_extension_modules_of_a_crash_are_counted_and_not_listed() {
+    let modules: Vec<String> = (0..200).map(|number| format!("scipy.module_{number}")).collect();
+    let line = format!("Extension modules: {} (total: 200)", modules.join(", "));
+    let found = tail(format!("Segmentation fault\n{line}\n").as_bytes(), TailLimits::default());
+    assert!(found.cut);
+    assert!(found.lines[1].starts_with("Extension modules: scipy.module_0, "), "{:?}", found.lines);
+    assert!(found.lines[1].ends_with("… (total: 200)") && found.lines[1].len() < 120, "{:?}", found.lines);
+    let short = "Extension modules: a, b (total: 2)";
+    assert_eq!(tail(short.as_bytes(), TailLimits::default()).lines, [short]);
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -266,7 +267,8 @@ class Job:
             open(self.folder / f"err.{label}", "wb") as err,
         ):
             pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            process = self.on[on].run(command, cwd=self.folder, env=env, **pipes)
+            # A group none of whose parents is in its session ignores SIGTSTP: pytest's own may be such.
+            process = self.on[on].run(command, cwd=self.folder, env=env, preexec_fn=os.setpgrp, **pipes)
         self.nodes.append(Node(self.folder, label, process))
         return self.nodes[-1]
 
@@ -329,7 +331,8 @@ IMPORT_LIMIT = 3 * LIMIT
 def await_next_round(node: Node) -> None:
     """Waits until this node's first rank of the second round, in which it is alone, has begun."""
     node.await_round(1, 2)
-    until(lambda: (node.folder / f"life.{node.label}.1.0").exists(), "the rank of the next round")
+    life = node.folder / f"life.{node.label}.1.0"
+    until(lambda: life.exists() and "\n" in life.read_text(), "the rank of the next round")
 
 
 # The second node's rank notes that it was asked to end, and continues.

@@ -83,9 +83,19 @@ def test_launch_runs_on_rlaunch_and_uninstall_restores_every_attribute(tmp_path:
     assert done.stderr.count("rlaunch: error: training_script nowhere.py: ") == 1
 
 
-def test_the_command_becomes_rlaunch(enabled: Environment) -> None:
+@pytest.mark.parametrize("module", ["launch", "fleet.launch"])
+def test_the_command_becomes_rlaunch(enabled: Environment, module: str) -> None:
     (enabled.folder / "rank.py").write_text(RANK)
-    command = ["python", "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "rank.py", "call-0", "5"]
+    command = [
+        "python",
+        "-m",
+        f"paddle.distributed.{module}",
+        "--nproc_per_node",
+        "2",
+        "rank.py",
+        "call-0",
+        "5",
+    ]
     done = enabled.run(*command, status=5, RLAUNCH_INSTALL="paddle")
     assert seen(enabled.folder) == {"call-0.0": "rlaunch", "call-0.1": "rlaunch"}
     assert "rank 1 failed: exit code 5" in done.stderr

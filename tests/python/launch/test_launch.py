@@ -106,12 +106,22 @@ def test_all_devices_are_those_of_the_driver(place: Place) -> None:
     assert [devices(seen) for seen in ranks] == (gpus or [GLOO])
 
 
-def test_devices_without_a_driver_are_taken_as_given_with_a_warning(place: Place) -> None:
+@pytest.mark.parametrize("option", ["--gpus", "--devices", "--selected_gpus", "PADDLE_DEVICES"])
+@pytest.mark.skipif(gpu_count() > 0, reason="this machine has GPUs")
+def test_gpus_of_a_machine_without_one_are_refused_with_the_way_out(place: Place, option: str) -> None:
     (place.folder / "tell.py").write_text(TELL)
-    wanted = ["0"] if gpu_count() else ["0", "1"]
-    ended = place.run("--gpus", ",".join(wanted), "tell.py")
-    assert [devices(seen) for seen in place.seen()] == [{GPUS: id} for id in wanted]
-    assert ("--gpus 0,1 is used as given" in ended.stderr) == (not gpu_count())
+    is_variable = not option.startswith("-")
+    words = [] if is_variable else [f"{option}=0,1"]
+    env = environment(CUDA_VISIBLE_DEVICES=None, **({option: "0,1"} if is_variable else {}))
+    ended = place.run(*words, "tell.py", env=env)
+    assert (ended.status, place.seen()) == (2, [])
+    (line,) = ended.error_lines()
+    assert line.startswith(f"rlaunch: error: {option} 0,1: the NVIDIA driver shows no GPU"), line
+    assert "--nproc_per_node 2 " in line
+    # A list is trusted.
+    listed = {**env, "CUDA_VISIBLE_DEVICES": "0,1"}
+    words = [] if is_variable or option == "--selected_gpus" else words
+    assert place.run(*words, "tell.py", env=listed).status == 0
 
 
 def test_lower_case_proxies_are_set_aside(place: Place) -> None:

@@ -78,3 +78,22 @@ def test_the_stop_button_ends_the_ranks(notebook: Notebook) -> None:
     assert len(pids) == 2
     assert not any(runs(int(pid), "python") for pid in pids)
     assert notebook.run("1 + 1").result == "2"
+
+
+CALLS = [
+    "rlaunch.spawn(train, nprocs=2)",
+    "rlaunch.spawn(train, nprocs=2, join=False).results()",
+    "rlaunch.launch('fails.py')",
+    "rlaunch.launch('fails.py', nproc=2)",
+    ELASTIC,
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=["spawn", "results", "script", "option", "elastic"])
+def test_an_error_has_one_frame_of_rlaunch(notebook: Notebook, call: str) -> None:
+    notebook.run(CELL + "open('fails.py', 'w').write('1 / 0')")
+    error = notebook.run(call).error
+    # IPython hides all but the last one. Frames of a rank are in the exception's text.
+    assert re.search(r"skipping hidden \d frame\]\s+File [^\n]*/rlaunch/[^\n]*, in ", error), error
+    shown = re.findall(r"^File .*/python/rlaunch/.*:\d+, in ", error, re.M)
+    assert len(shown) == 1, error

@@ -60,6 +60,8 @@ def test_a_notice_ends_all_ranks_at_one_step(how: str, place: Place, tmp_path: P
     assert len(saved) == 3
     ((step, state),) = set(saved)
     assert (step > 0, state) == (True, state_after(step))
+    line = f"rlaunch: preempted at step {step}; exit status {PREEMPTED}; the logs are in {tmp_path / 'log'}"
+    assert ended.stderr.splitlines().count(line) == 1, ended.stderr
     assert not (tmp_path / "terminated.0").exists()
     assert 0 < float(place.text("left.1")) < 60
     result = place.result()

@@ -35,6 +35,7 @@ def test_marker_arguments_become_spawn_options() -> None:
         (pytest.mark.ranks(), "missing 1 required positional argument: 'n'"),
         (pytest.mark.ranks(1, 2), "positional argument"),
         (pytest.mark.ranks(1, time=3), "unexpected keyword argument 'time'"),
+        (pytest.mark.ranks(2, tmeout=3), "unexpected keyword argument 'tmeout'; did you mean 'timeout'?"),
         (pytest.mark.ranks(1, timeout=-1), "timeout must be a number of seconds, 0 for none, but got -1"),
         (pytest.mark.ranks(1, timeout=float("nan")), "but got nan"),
         (pytest.mark.ranks(1, startup_timeout="1"), "startup_timeout must be a number of seconds"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 
+import pytest
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 
 
@@ -123,6 +125,110 @@ def test_expected_failures(suite: Suite) -> None:
     done.stdout.fnmatch_lines(["FAILED test_it.py::test_another_error - rank 1: test_it.Own: 1"])
     done.stdout.fnmatch_lines(["XFAIL test_it.py::test_by_hand - *by hand"])
     done.stdout.fnmatch_lines(["XFAIL test_it.py::test_added - added"])
+
+
+WORSE_THAN_A_SKIP = {
+    "assert False": "failed",
+    "os.kill(os.getpid(), 11)": "failed",
+    "os._exit(3)": "failed",
+    "pytest.fail('no')": "failed",
+    "threading.Event().wait()": "failed",
+    "atexit.register(os.abort)": "errors",
+    "request.addfinalizer(os.abort)": "errors",
+    "request.addfinalizer(os.abort); pytest.skip('too')": "errors",
+    "atexit.register(os.abort); pytest.skip('too')": "errors",
+    "rank.barrier()": None,
+    "pass": None,
+}
+
+
+@pytest.mark.parametrize("skip", ["skip", "xfail"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+def test_a_skip_of_one_rank_hides_nothing_of_another(suite: Suite, skip: str, is_first: bool) -> None:
+    """A file is there once a rank has gone as far as it can; the other one begins then.
+
+    Ranks of the start method `fork` have no exit hooks; those of a preloaded process have.
+    """
+    tests = [
+        f"""
+        @pytest.mark.ranks(3, preload="json", timeout={5 if ".wait()" in code else 90})
+        def test_{number}(rank, tmp_path, request):
+            mine, others = tmp_path / "skipped", tmp_path / "worse"
+            if rank.rank == 1:
+                if {not is_first}:
+                    wait_for(others)
+                request.addfinalizer(mine.touch)
+                pytest.{skip}("one rank")
+            if rank.rank == 2 and {is_first or "barrier" in code}:
+                rank.barrier()
+            if rank.rank == 2:
+                wait_for(mine)  # It is not stopped before the skip, whatever rank 0 does.
+                return
+            if {is_first}:
+                wait_for(mine)
+            request.addfinalizer(others.touch)
+            others.touch()
+            {code.replace("pytest.skip", f"pytest.{skip}")}
+        """
+        for number, code in enumerate(WORSE_THAN_A_SKIP)
+    ]
+    head = """
+        import atexit, threading, time
+
+        def wait_for(path):
+            while not path.exists():
+                time.sleep(0.01)
+    """
+    done = suite(head + "".join(tests))
+    failed = sum(outcome == "failed" for outcome in WORSE_THAN_A_SKIP.values())
+    skipped = {"skip": "skipped", "xfail": "xfailed"}[skip]
+    counts = {"failed": failed, skipped: len(tests) - failed, "errors": 4}
+    done.assert_outcomes(**counts)
+    assert done.ret == 1
+
+
+DEATHS = {
+    "exit": "atexit.register(os.kill, os.getpid(), {signal})",
+    "thread": "threading.Thread(target=lambda: (threading.main_thread().join(), "
+    "os.kill(os.getpid(), {signal}))).start()",
+    "fixture": "request.addfinalizer(lambda: os.kill(os.getpid(), {signal}))",
+}
+
+
+@pytest.mark.parametrize("options", [(), ("-p", "xdist", "-n2")], ids=["alone", "workers"])
+def test_a_rank_that_dies_in_or_after_its_teardown_is_an_error_of_it(
+    suite: Suite, options: tuple[str, ...]
+) -> None:
+    ways = [
+        *(
+            ("spawn", 2, 1, name, way)
+            for name in ("SIGABRT", "SIGSEGV", "SIGKILL", "SIGTERM")
+            for way in DEATHS
+        ),
+        *((method, 1, 0, "SIGABRT", "exit") for method in ("spawn", "zygote")),
+        *((method, 1, 0, "SIGABRT", "fixture") for method in ("fork", "forkserver")),  # No exit functions.
+        ("zygote", 2, 1, "SIGSEGV", "fixture"),
+    ]
+    tests = []
+    for number, (method, count, culprit, name, way) in enumerate(ways):
+        preload = ", preload='json'" if method == "zygote" else ""
+        tests.append(
+            f"""
+        @pytest.mark.ranks({count}, start_method={method!r}{preload})
+        def test_{number}(rank, request):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if rank.rank == {culprit}:
+                {DEATHS[way].format(signal=f"signal.{name}")}
+
+        def test_{number}_after():
+            pass
+        """
+        )
+    done = suite("import atexit, signal, threading\n" + "".join(map(textwrap.dedent, tests)), *options)
+    done.assert_outcomes(passed=2 * len(ways), errors=len(ways))
+    assert done.ret == 1
+    for number, (_, _, culprit, name, _) in enumerate(ways):
+        done.stdout.fnmatch_lines([f"ERROR test_it.py::test_{number} - rank {culprit} was killed by {name}*"])
 
 
 CALLS = """

@@ -23,8 +23,8 @@ import sending
 from effort import each
 from processes import children
 from rlaunch import RankError
-from rlaunch._spawn import pickle_diagnosis
 from rlaunch._spawn.plan import ranks as plan_module
+from rlaunch._spawn.sending import pickle_diagnosis
 from stress import plain_bind, spawn
 
 pytest_plugins = ("spawning",)

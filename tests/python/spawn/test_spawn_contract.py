@@ -423,8 +423,12 @@ def test_a_rank_that_exits_unsuccessfully_fails(
     method: str, name: str, arg: Any, code: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     error = failure(getattr(ranks, name), arg, method=method)
-    assert str(error) == f"Process 0 terminated with exit code {code}."
-    assert (error.rank, error.exitcode, error.traceback) == (0, code, None)
+    assert (error.rank, error.exitcode) == (0, code)
+    # Unlike Paddle, whose exception says nothing but the exit code.
+    if said:
+        assert (error.traceback or "").endswith(said)
+    else:
+        assert (str(error), error.traceback) == (f"Process 0 terminated with exit code {code}.", None)
     heard = capfd.readouterr().err
     assert heard.endswith(said)
     assert ("Traceback" in heard) == (name == "raise_base")

@@ -370,3 +370,12 @@ def test_a_client_that_waits_for_a_full_store_is_reported_once(place: TorchPlace
         ended = place.wait(launcher)
     assert ended.status == 0, ended.stderr
     assert "the store has no room" not in ended.stderr
+
+
+def test_a_loopback_endpoint_is_warned_of_once(place: TorchPlace) -> None:
+    place.script("")
+    rendezvous = ("--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_ports(1)}")
+    ended = place.well(*rendezvous, "--rdzv-conf=last_call_timeout=1", "train.py")
+    assert ended.stderr.count("is a loopback address") == 1, ended.stderr
+    # All lines of the launcher have one form.
+    assert {line.partition(": ")[0] for line in ended.stderr.splitlines()} == {"rlaunch"}, ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from oracle import SEED
 from paths import ORACLES
 from preloaded import python
-from rlaunch import run
+from rlaunch import LaunchError, run
 
 Case = tuple[list[str], dict[str, str]]
 Parser = Callable[[Case], dict[str, Any] | str]
@@ -292,9 +293,27 @@ def test_an_option_after_the_script_is_the_scripts_with_a_warning(tmp_path: Path
     )
 
 
-def test_attributes_alone_count(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    from rlaunch import LaunchError
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--nproc-per-node unknown",
+        "--no-python --module",
+        "--nnodes x",
+        "--tee 4",
+        "--log-dir=t.py",
+    ],
+)
+def test_an_invalid_value_is_a_value_error_as_in_torchrun(options: str, tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    options = options.replace("t.py", str(tmp_path / "t.py"))
+    is_value = not options.startswith("--log-dir")  # torchrun: NotADirectoryError.
+    with pytest.raises(LaunchError) as caught:
+        run.main([*options.split(), str(tmp_path / "t.py")])
+    assert isinstance(caught.value, ValueError) == is_value
+    assert pickle.loads(pickle.dumps(caught.value)).status == caught.value.status
 
+
+def test_attributes_alone_count(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     args = run.parse_args(["t.py"])
     monkeypatch.setenv("PET_NNODES", "none")
     args.max_restarts = -1

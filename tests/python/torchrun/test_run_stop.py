@@ -407,3 +407,17 @@ def test_a_plan_shows_the_differences_between_ranks(place: TorchPlace) -> None:
         assert re.search(
             rf"^{local_rank} +cpu {rank['cpus']} +attempt_0/{local_rank}/stderr.log$", table, re.M
         )
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("log_dir", ["", "log", "/dev/null"])
+def test_the_folder_that_a_stopped_job_leaves_is_named(place: TorchPlace, name: str, log_dir: str) -> None:
+    place.script("tell('ready', os.getpid()); sleep()")
+    options = [f"--log-dir={log_dir}"] if log_dir else []
+    with place.start("--nproc-per-node=2", *options, "train.py") as launcher:
+        place.ready(2)
+        launcher.send_signal(getattr(signal, name))
+        ended = place.wait(launcher)
+    (result,) = place.folder.rglob("result.json")
+    folder = result.parent.parent if result.parent.name == "rlaunch" else result.parent
+    assert ended.stderr.count(f" in {folder}\n") == 1, ended.stderr

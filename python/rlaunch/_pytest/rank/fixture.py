@@ -6,7 +6,7 @@ import io
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from ..._spawn.pickling import Pickler
+from ..._spawn.sending.pickling import Pickler
 from ...errors import MissingRankError
 
 if TYPE_CHECKING:

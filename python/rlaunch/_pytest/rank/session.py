@@ -29,9 +29,11 @@ from ..._spawn.worker import InheritedFd
 from ..messages import SUBTEST, Link
 from ..rank_coverage import RankCoverage
 from ..resources.leaks import record_shared_memory
-from ..task import NO_WORKER, list_node_names
+from ..task import is_conftest, list_node_names
 from .debugger import Debugger, ignore_interrupts
 from .fixture import Rank
+from .parameters import set_parameters
+from .workerinput import configure_without_workers, unpickle_workerinput
 
 if TYPE_CHECKING:
     import socket
@@ -46,17 +48,14 @@ if TYPE_CHECKING:
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 # Bytes. A larger pickled exception is not sent: the parent needs only its type.
 _MAX_EXCEPTION_SIZE = 1 << 20
-# Plugins that the parent alone needs: some rerun a failed test, with new ranks; one draws on the terminal.
-_PARENT_PLUGINS = (
-    *("rerunfailures", "pytest_rerunfailures", "flaky", "flaky.flaky_pytest_plugin"),
-    *("sugar", "pytest_sugar"),
-)
+# Plugins that the parent alone needs: it draws on the terminal.
+_PARENT_PLUGINS = ("sugar", "pytest_sugar")
 # Ranks import plugins before their session starts. The parent warns of its own.
 _IGNORE_REWRITE_WARNING = (
     "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 )
-# Only the parent evaluates these, over the outcome of all ranks.
-_PARENT_MARKS = ("skip", "skipif", "xfail")
+# Only the parent evaluates these, over the outcome of all ranks. Plugins that run a test again read `flaky`.
+_PARENT_MARKS = ("skip", "skipif", "xfail", "flaky")
 
 
 def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[InheritedFd]]) -> None:
@@ -179,8 +178,12 @@ class RankSession:
         self._is_collecting = False
         # The exception for the debugger, once its report is sent.
         self._to_debug: BaseException | None = None
-        # Of the last report: its outcome when it was made, and its exception, encoded.
-        self._made: tuple[str, dict[str, Any] | None] = ("", None)
+        # What left the last phase that was not passed.
+        self._raised: BaseException | None = None
+        # Of the last phase that failed: its report until that is sent, and its exception.
+        self._failure: tuple[pytest.TestReport | None, BaseException] | None = None
+        # Of the last report of each phase: its outcome when it was made, and its exception, encoded.
+        self._made: dict[str, tuple[str, dict[str, Any] | None]] = {}
 
     def run(self) -> None:
         """Runs the session."""
@@ -195,8 +198,9 @@ class RankSession:
                 options[name] = pickle.loads(value)
         args = ["-W", _IGNORE_REWRITE_WARNING, *(arg for plugin in task.plugins for arg in ("-p", plugin))]
         config: Any = Config.fromdictargs(options, [*args, "::".join([task.path, *task.names])])
-        config.workerinput = task.worker
+        config.workerinput = unpickle_workerinput(task.worker)
         config.workeroutput = {}
+        configure_without_workers(config)
         os.chdir(task.cwd)
         unwanted = list(_PARENT_PLUGINS)
         if task.is_forked:
@@ -225,9 +229,8 @@ class RankSession:
         # Again: pytest has enabled it for its own stderr.
         faulthandler.enable(self._stacks, all_threads=True)
         task, cls = self._task, self._config.getoption("usepdb_cls", None)
-        worker = None if task.worker["workerid"] == NO_WORKER else str(task.worker["workerid"])
         place = (self.rank.rank, self._link, self._terminal_lock)
-        self._debugger = Debugger(*place, task.debug_rank, cls, worker)
+        self._debugger = Debugger(*place, task.debug_rank, cls, task.worker_id)
         if task.basetemp is not None:
             factory = self._config._tmp_path_factory
             factory._basetemp = factory._given_basetemp = Path(task.basetemp)
@@ -262,15 +265,49 @@ class RankSession:
             raise self._make_missing_test_error()
         for node in item.listchain():
             node.own_markers = [mark for mark in node.own_markers if mark.name not in _PARENT_MARKS]
+        set_parameters(item, self._task.parameters)
         self._set_fixture_values(item)
         self._link.send("begun")
-        session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        self._get_protocol()(item=item, nextitem=None)
         manager = session.config.pluginmanager
         hypothesis_plugin = manager.get_plugin("hypothesispytest")
         if hypothesis_plugin is not None and "hypothesis" not in sys.modules:
             # When a session finishes, it imports hypothesis, which takes longer than the rest of the session.
             manager.unregister(hypothesis_plugin)
         return True
+
+    def _get_protocol(self) -> Any:
+        """Returns the hook that runs a test, without plugins that run it in ways of their own, as again."""
+        manager = self._config.pluginmanager
+        implementations = self._config.hook.pytest_runtest_protocol.get_hookimpls()
+        theirs = [
+            one.plugin
+            for one in implementations
+            if not (one.hookwrapper or one.wrapper or is_conftest(one.plugin))
+            and one.function.__module__.partition(".")[0] != "_pytest"
+        ]
+        return manager.subset_hook_caller("pytest_runtest_protocol", theirs)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None, object, object]:
+        return (yield from self._run_once())
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, object, object]:
+        return (yield from self._run_once())
+
+    def _run_once(self) -> Generator[None, object, object]:
+        """Fails a test that a plugin runs again in this rank alone. The parent does that, with new ranks."""
+        if self._failure is not None:
+            report, error = self._failure
+            if report is not None:  # The plugin has kept it back.
+                self.pytest_runtest_logreport(report)
+            raise error
+        try:
+            return (yield)
+        except BaseException as error:
+            self._raised = error
+            raise
 
     def _set_fixture_values(self, item: Any) -> None:
         """Replaces fixtures by the parent's values. Fixtures that only they request are not set up."""
@@ -295,7 +332,9 @@ class RankSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         raised = None if call.excinfo is None else _encode_exception(call.excinfo.value)
-        self._made = (report.outcome, raised)
+        if report.failed and call.excinfo is not None and call.excinfo.value is self._raised:
+            self._failure = (report, call.excinfo.value)
+        self._made[call.when] = (report.outcome, raised)
         debugger = self._debugger
         if debugger is not None and check_interactive_exception(call, report) and debugger.try_to_enter():
             self._to_debug = call.excinfo.value if call.excinfo is not None else None
@@ -308,13 +347,15 @@ class RankSession:
         if SUBTEST in data:  # pytest-subtests sends any object.
             arguments = data[SUBTEST]["kwargs"]
             data[SUBTEST]["kwargs"] = {name: _make_plain(value) for name, value in arguments.items()}
-        made_outcome, raised = self._made
+        made_outcome, raised = self._made.get(report.when or "", ("", None))
         if report.outcome == "failed" and made_outcome == "passed":
             # pytest 9 fails it when it is shown, for its failed subtests. The parent does, for all ranks.
             data.update(outcome="passed", longrepr=None, contains_failed_subtests=True)
         if report.outcome != "passed":
             self._coverage.save()
         self._link.send("report", (_remove_objects(data), raised))
+        if self._failure is not None and self._failure[0] is report:
+            self._failure = (None, self._failure[1])
         error, self._to_debug = self._to_debug, None
         if error is not None and self._debugger is not None:
             self._debugger.post_mortem(report.longreprtext, error)

@@ -6,10 +6,12 @@ Only the parent imports this module; ranks do not need the modules that it impor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import os
 import resource
 import signal
+import sys
 from multiprocessing import (
     context,
     forkserver,
@@ -27,11 +29,13 @@ from ... import _lib
 from ..._preload import fork_request
 from ..._process import debugger
 from ..._process.signal_mask import blocked_signals
-from ..pickling import build_preparation_data
+from ..sending.pickling import build_preparation_data
 from ..worker import open_log
 from .preparation import RunOnUnpickling, add_cell_sources
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..worker import EnvDelta
     from .rank_process import RankProcess
     from .start_spec import StartSpec
@@ -122,9 +126,37 @@ def _write_payload(file: Any, popen: Any, process_obj: RankProcess, before_main:
     context.set_spawning_popen(popen)
     try:
         reduction.dump(data, file)
-        process_obj.start_spec.pickler.dump(process_obj, file, has_main, popen._fds.clear)
+        spec = process_obj.start_spec
+        spec.call.write(spec.pickler, has_main, popen._fds.clear)
+        reduction.dump(process_obj, file)
     finally:
         context.set_spawning_popen(None)
+
+
+@contextlib.contextmanager
+def _without_closed_stderr() -> Iterator[None]:
+    """Hides ``sys.stderr`` while its descriptor is closed (``os.close(2)``).
+
+    multiprocessing passes the descriptor to its resource tracker, which then cannot start.
+    """
+    stderr = sys.stderr
+    try:
+        os.fstat(stderr.fileno())
+    except OSError:
+        sys.stderr = None
+    except (AttributeError, ValueError):  # No file, or one that Python knows to be closed.
+        pass
+    try:
+        yield
+    finally:
+        if sys.stderr is None:
+            sys.stderr = stderr
+
+
+def _copy_of_trackers_pipe() -> _lib.Descriptor:
+    """Returns a copy of the pipe to the resource tracker, which it starts if need be."""
+    with _without_closed_stderr():
+        return _lib.Descriptor.copy_of(resource_tracker.getfd())  # type: ignore[arg-type]
 
 
 def _build_environ(delta: EnvDelta) -> list[bytes]:
@@ -148,7 +180,7 @@ class SpawnPopen(Popen):
                 _write_payload(file, self, process_obj, None)
             # Only now: this starts the resource tracker, which a failed pickle must not.
             # A copy: multiprocessing's own may be in the place of a standard descriptor that is closed here.
-            tracker = _lib.Descriptor.copy_of(resource_tracker.getfd())  # type: ignore[arg-type]
+            tracker = _copy_of_trackers_pipe()
             os.lseek(payload, 0, os.SEEK_SET)
             # The lifeline is also multiprocessing's sentinel of the parent: EOF when the parent has ended.
             code = (
@@ -162,7 +194,7 @@ class SpawnPopen(Popen):
             argv = [python, *map(os.fsencode, flags), b"-c", code.encode(), b"--multiprocessing-fork"]
             if spec.log is not None:
                 output = open_log(spec.log)
-            keep = [payload, tracker.fileno(), *self._fds]
+            keep = [payload, tracker.fileno(), *dict.fromkeys(self._fds)]
             environ = _build_environ(spec.env_delta)
             return spec.spawner.start(python, argv, environ, keep, output, end)
         finally:
@@ -211,7 +243,8 @@ class ForkServerPopen(Popen):
         spec.lifeline.is_forked_by_server = True
         payload = io.BytesIO()
         _write_payload(payload, self, process_obj, code)
-        forkserver.ensure_running()
+        with _without_closed_stderr():
+            forkserver.ensure_running()
         # The fork server's client leaks descriptors if it runs out of them or is interrupted.
         _lib.need_descriptors(6)
         with blocked_signals():
@@ -269,7 +302,7 @@ class ZygotePopen(Popen):
         try:
             with open(memory.fileno(), "wb", closefd=False) as file:
                 _write_payload(file, self, process_obj, None)
-            tracker = _lib.Descriptor.copy_of(resource_tracker.getfd())  # type: ignore[arg-type]
+            tracker = _copy_of_trackers_pipe()
             os.lseek(memory.fileno(), 0, os.SEEK_SET)
             fds = {"lifeline": end, "payload": memory.fileno()}
             fds |= {"status": status_writer.fileno(), "tracker": tracker.fileno()}

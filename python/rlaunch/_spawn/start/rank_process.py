@@ -28,6 +28,20 @@ class RankProcess(process.BaseProcess):
     start_spec: StartSpec
     _popen: Any
 
+    def start(self) -> None:
+        """Starts the rank, in a daemonic process too.
+
+        multiprocessing refuses that, because a daemon is killed and would leave its children behind. A rank
+        ends with its parent.
+        """
+        config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+        daemon = config.pop("daemon", None)
+        try:
+            super().start()
+        finally:
+            if daemon is not None:
+                config["daemon"] = daemon
+
     @property
     def handle(self) -> _lib.Rank:
         """The rank's handle, which stays valid after ``close()``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ from ... import _lib
 from ..._process.guardian import NO_SWEEP, key_variable, new_key, sweep_leftovers, swept_message
 from ..._process.spawners import new_spawner, release_after_fork
 from ..messages import print_if_possible, print_message
-from ..pickling import Pickler
 from ..results import ResultSlot
+from ..sending.call import Call
+from ..sending.doubtful_modules import DoubtfulModules
+from ..sending.pickling import Pickler
 from ..worker import EnvDelta, Lifeline
 from .rank_process import forget_all, leave_behind
 from .start_spec import StartSpec
@@ -45,8 +48,8 @@ class RankStarter:
         """
         Args:
             grace: seconds between SIGTERM and SIGKILL if the ranks have to be ended.
-            user_arguments: the values that the user passes to the ranks, by parameter name; a pickle error
-                names the value that failed.
+            user_arguments: the function that the ranks call and its arguments, by parameter name; a pickle
+                error names the value that failed.
         """
         self._class = process_class
         self._daemon = daemon
@@ -55,7 +58,8 @@ class RankStarter:
         self.key = new_key()
         if (line := _lib.procfs_line()) is not None:
             print_if_possible(f"rlaunch: {line}")
-        self._pickler = Pickler(user_arguments, "the ranks")
+        self._func, self._args = user_arguments.values()
+        self._pickler = Pickler(user_arguments, "the ranks", doubtful=DoubtfulModules())
         self._leases = leases
         self._env_overflow = env_overflow
         self._zygote = zygote
@@ -84,7 +88,7 @@ class RankStarter:
     def start(
         self, target: Callable[..., None], args: tuple[Any, ...], env_delta: EnvDelta, log: str | None
     ) -> None:
-        """Starts the next rank, which calls ``target(*args, result_slot, env_delta, lifeline)``.
+        """Starts the next rank, which calls ``target(call, *args, result_slot, env_delta, lifeline)``.
 
         Raises:
             OSError: the system cannot start it; the text names the rank.
@@ -94,7 +98,8 @@ class RankStarter:
         lifeline = Lifeline(-1)
         try:
             slot = ResultSlot()
-            process = self._class(target=target, args=(*args, slot, env_delta, lifeline))
+            call = Call(self._func, self._args)
+            process = self._class(target=target, args=(call, *args, slot, env_delta, lifeline))
             process.start_spec = StartSpec(
                 self._spawner,
                 self._leases,
@@ -102,6 +107,7 @@ class RankStarter:
                 env_delta,
                 log,
                 self._env_overflow,
+                call,
                 self._pickler,
                 self._zygote,
             )
@@ -109,9 +115,10 @@ class RankStarter:
             process.start()
             del process.start_spec
         except OSError as error:
-            raise OSError(error.errno, f"rank {rank} cannot be started: {error.strerror or error}") from error
+            text = f"rank {rank} cannot be started: {_describe(error)}"
+            raise OSError(error.errno, text, *filter(None, [error.filename])) from error
         except Exception as error:
-            from ..pickle_diagnosis import trim_traceback
+            from ..sending.pickle_diagnosis import trim_traceback
 
             # The arguments are the same for all ranks: only of a later one the number says something.
             if not (trim_traceback(error) and rank == 0) and hasattr(error, "add_note"):  # Python 3.11.
@@ -119,6 +126,16 @@ class RankStarter:
             raise error
         self.processes.append(process)
         self.result_slots.append(slot)
+
+
+def _describe(error: OSError) -> str:
+    """Returns why the system refused, also where its text names no file."""
+    if error.errno == errno.ENOENT and error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the current folder has been deleted; change to one that exists"
+    return error.strerror or str(error)
 
 
 def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:

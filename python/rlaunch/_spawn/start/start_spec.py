@@ -6,7 +6,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ... import _lib
     from ..._preload.client import Zygote
-    from ..pickling import Pickler
+    from ..sending.call import Call
+    from ..sending.pickling import Pickler
     from ..worker import EnvDelta, Lifeline
 
 
@@ -20,7 +21,8 @@ class StartSpec:
         env_delta: how the rank's environment differs from this process's.
         log: path of the file for the rank's stdout and stderr; None: those of this process.
         env_overflow: the file with variables too long for the environment, if there is one.
-        pickler: pickles the process object.
+        call: the user's function and arguments, which the process object has among its own.
+        pickler: pickles the call.
         zygote: the preload server that forks the rank; None for the other start methods.
     """
 
@@ -32,6 +34,7 @@ class StartSpec:
         env_delta: EnvDelta,
         log: str | None,
         env_overflow: _lib.Descriptor | None,
+        call: Call,
         pickler: Pickler,
         zygote: Zygote | None = None,
     ) -> None:
@@ -41,5 +44,6 @@ class StartSpec:
         self.env_delta = env_delta
         self.log = log
         self.env_overflow = env_overflow
+        self.call = call
         self.pickler = pickler
         self.zygote = zygote

@@ -129,7 +129,7 @@ def test_a_driver_whose_table_of_processes_is_misread_is_not_asked_for_it(
 
 
 def test_without_a_driver_there_are_no_rows(place: Place, driver: Driver) -> None:
-    with logged(place, where(driver("-DUNLOADED")), 0, "--gpus=0,1") as text:
+    with logged(place, where(driver("-DUNLOADED"), CUDA_VISIBLE_DEVICES="0,1"), 0) as text:
         assert text == NO_ROWS
 
 

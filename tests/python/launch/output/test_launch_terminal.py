@@ -64,7 +64,8 @@ def test_a_bar_is_one_line_as_wide_as_the_terminal(
         "Root Cause" if front_end is TorchPlace else "ERROR LOG DETAIL"
     )[2]
     assert "RuntimeError: in the end" in report
-    assert report.count("3/3") == 1
+    # The report of torchrun's front end does not repeat what stands above it.
+    assert report.count("3/3") == (0 if front_end is TorchPlace else 1)
     assert not re.search("[012]/3", report)
     log = log_of(place)
     assert all(b"%d/3" % step in log for step in range(4))

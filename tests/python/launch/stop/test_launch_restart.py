@@ -245,7 +245,8 @@ def test_a_stop_signal_ends_the_waiting_at_once(place: Place, name: str) -> None
         launcher.send_signal(signal.Signals[name])
         ended = Place.wait(launcher)
     assert ended.status == 128 + signal.Signals[name]
-    assert messages(ended) == [f"{name}: nothing runs", "no restart: the job was asked to stop"]
+    lines = [f"{name}: nothing runs", "no restart: the job was asked to stop"]
+    assert messages(ended) == [*lines, f"the logs are in {place.folder / 'log'}"]
     assert attempts(place) == {0}
     assert place.log() == b"words of the failure\n"
     result = place.result()

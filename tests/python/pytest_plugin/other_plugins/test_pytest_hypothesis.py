@@ -93,4 +93,4 @@ def test_it(rank, n):
         *PLUGIN,
     )
     done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*the fixture rank is for tests marked with @pytest.mark.ranks(n)*"])
+    done.stdout.fnmatch_lines(["*no rank here: mark the test with @pytest.mark.ranks(n)*"])

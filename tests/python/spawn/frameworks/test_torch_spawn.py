@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from effort import each
 from rlaunch import errors
+from rlaunch._spawn.sending.call import Call
 from rlaunch._spawn.start_processes import run_process
 from rlaunch._spawn.worker import EnvDelta
 from rlaunch.torch import (
@@ -307,7 +308,7 @@ def run_interrupted(monkeypatch: pytest.MonkeyPatch, parents: list[int]) -> list
     monkeypatch.setattr("rlaunch._spawn.start_processes.arm_cleanup", lambda *_: None)
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0))
     nothing: Any = None
-    run_process(interrupted, 0, (), outbox, EnvDelta({}), nothing)
+    run_process(Call(interrupted, ()), 0, outbox, EnvDelta({}), nothing)
     return handed
 
 

@@ -34,7 +34,11 @@ def streams() -> list[str]:
     return [os.readlink(f"/proc/self/fd/{fd}") for fd in (1, 2)]
 
 
-def run(what: str, log_dir: str) -> list[Any]:
+def run(what: str, log_dir: str, closing: str = "") -> list[Any]:
+    exec(closing)
+    if closing:
+        options: dict[str, Any] = {"preload": "decimal"} if what == "zygote" else {}
+        return rlaunch.spawn(int, nprocs=2, start_method=what, backend="gloo", **options).results()
     before = standard_descriptors()
     if what == "launch":
         script = "readlink /proc/$PPID/fd/2"  # The launcher's.
@@ -48,7 +52,7 @@ def run(what: str, log_dir: str) -> list[Any]:
             "frameworks": "torch",
         }
         return rlaunch.spawn(streams, nprocs=1, **quiet).results()
-    options: dict[str, Any] = {"preload": "decimal"} if what == "zygote" else {}
+    options = {"preload": "decimal"} if what == "zygote" else {}
     ranks = rlaunch.spawn(
         speak, (), 2, False, start_method=what, backend="gloo", log_dir=log_dir, frameworks="torch", **options
     )

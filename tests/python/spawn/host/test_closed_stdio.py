@@ -14,12 +14,12 @@ from effort import each
 HOST = Path(__file__).with_name("closed_stdio_host.py")
 
 
-def run_host(closed: tuple[int, ...], what: str, folder: Path) -> object:
+def run_host(closed: tuple[int, ...], what: str, folder: Path, *closing: str) -> object:
     """What the program reports; it has no way to say so on the descriptors that are closed."""
     read, write = os.pipe()
     # Not the first free number, so that pass_fds leaves the standard ones alone.
     with open(read, "rb") as report, open(write, "wb") as end:
-        command = [sys.executable, str(HOST), str(end.fileno()), what, str(folder / "log")]
+        command = [sys.executable, str(HOST), str(end.fileno()), what, str(folder / "log"), *closing]
         host = subprocess.Popen(
             command,
             cwd=folder,
@@ -43,6 +43,14 @@ def test_ranks_of_a_program_without_standard_descriptors(
     assert run_host(closed, method, tmp_path) == [["0", "1"], True]
     logs = sorted((tmp_path / "log").iterdir())
     assert [log.read_text() for log in logs if log.is_file()] == ["from a library\n"] * 2, logs
+
+
+@pytest.mark.parametrize(
+    "closing", ["os.close(0)", "os.close(1)", "os.close(2)", "sys.stderr.close()", "sys.stdout = None"]
+)
+@each("method", ["spawn", "fork", "forkserver", "zygote"])
+def test_ranks_of_a_program_that_closes_a_stream(tmp_path: Path, closing: str, method: str) -> None:
+    assert run_host((), method, tmp_path, closing) == [0, 0]
 
 
 def test_a_launch_of_a_program_without_standard_descriptors(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ notebook) is pickled by value, which needs cloudpickle.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copyreg
 import functools
 import os
@@ -19,26 +20,32 @@ from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
 
 from .by_value import find_by_value_pickler
+from .doubtful_modules import DoubtfulModules, noting
 from .tensors import paddle_reducers, torch_reducers
 
 TYPE_CHECKING = False  # A rank needs this module for its result; importing typing takes longer.
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from typing import IO, Any, ClassVar
 
 # What picklers raise for an object that cannot be looked up by name.
 _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)
 # The types that picklers raise themselves, unlike a __reduce__ of the user. Only their texts are extended.
 _FROM_PICKLERS = (*_NOT_BY_NAME, RuntimeError, ValueError)
+# Whether ranks that this thread starts now import the main module.
+_imports_main = contextvars.ContextVar("_imports_main", default=True)
 
 
 def build_preparation_data(name: str) -> tuple[dict[str, Any], bool]:
     """Returns the argument of ``multiprocessing.spawn.prepare``, and whether that imports the main module.
 
-    It does not if the main module came from stdin, a prompt or a notebook, nor, by multiprocessing's own
-    rule, for a ``__main__.py``.
+    It does not in a block of ``main_left_out``, if the main module came from stdin, a prompt or a notebook,
+    nor, by multiprocessing's own rule, for a ``__main__.py``.
     """
     data = spawn.get_preparation_data(name)
+    if not _imports_main.get():
+        data.pop("init_main_from_path", None)
+        data.pop("init_main_from_name", None)
     path = data.get("init_main_from_path", "")
     if path and not os.path.isfile(path):
         del data["init_main_from_path"]  # <stdin>
@@ -47,6 +54,16 @@ def build_preparation_data(name: str) -> tuple[dict[str, Any], bool]:
     by_path = path != "" and os.path.splitext(os.path.basename(path))[0] != "ipython"
     by_name = data.get("init_main_from_name", "__main__").rpartition(".")[2] != "__main__"
     return data, by_name or by_path
+
+
+@contextlib.contextmanager
+def main_left_out() -> Generator[None]:
+    """Keeps ranks that start in this block from importing the main module."""
+    token = _imports_main.set(False)
+    try:
+        yield
+    finally:
+        _imports_main.reset(token)
 
 
 class Pickler:
@@ -59,6 +76,7 @@ class Pickler:
             shares them between processes: the sender has to live until they are received.
         is_stored: whether the sender may end before the data are read, or several processes read them. Then
             a descriptor, as of a socket, cannot be sent.
+        doubtful: receives the modules that the other side may be unable to import; None: it can import all.
     """
 
     def __init__(
@@ -67,8 +85,10 @@ class Pickler:
         recipient: str,
         copies_tensors: bool = False,
         is_stored: bool = False,
+        doubtful: DoubtfulModules | None = None,
     ) -> None:
         self._parts = parts
+        self._doubtful = doubtful
         self._recipient = recipient
         self._copies_tensors = copies_tensors
         self._unused = ("torch", "paddle", *(["multiprocessing"] if is_stored else []))
@@ -90,7 +110,7 @@ class Pickler:
             # What is defined at a prompt is in no file, even if the main module was imported from one.
             can_import_main = main and not (hasattr(sys, "ps1") and find_by_value_pickler() is not None)
             by_name = pickle.Pickler if can_import_main else _ByNameExceptMain
-            self._pickler = _make_pickler(by_name, copyreg.dispatch_table, self._copies_tensors, self._unused)
+            self._pickler = self._make_pickler(by_name, copyreg.dispatch_table)
         start = file.tell()
         try:
             try:
@@ -100,9 +120,7 @@ class Pickler:
                 by_value = find_by_value_pickler()
                 if by_value is None or self._is_by_value:
                     raise
-            self._pickler = _make_pickler(
-                by_value, by_value.dispatch_table, self._copies_tensors, self._unused
-            )
+            self._pickler = self._make_pickler(by_value, by_value.dispatch_table)
             self._is_by_value = True
             file.seek(start)
             file.truncate()
@@ -115,6 +133,34 @@ class Pickler:
             with contextlib.suppress(Exception):
                 self._name_culprit(error)
             raise
+
+    def dump_again_by_value(self, value: Any, file: IO[bytes]) -> bool:
+        """After ``dump``: pickles ``value`` once more, and by value what doubtful modules define.
+
+        Returns:
+            Whether it did. It does not without such modules, without cloudpickle, or if something of them
+            cannot be pickled by value.
+        """
+        by_value = find_by_value_pickler() if self._doubtful else None
+        if by_value is None or self._doubtful is None:
+            return False
+        start = file.tell()
+        pickler = self._make_pickler(by_value, by_value.dispatch_table)
+        try:
+            with self._doubtful.sent_by_value():
+                pickler(file, -1).dump(value)
+        except (OSError, MemoryError):
+            raise
+        except Exception:
+            file.seek(start)
+            file.truncate()
+            return False
+        return True
+
+    def _make_pickler(self, base: Any, known: Mapping[Any, Any]) -> Any:
+        if self._doubtful is not None:
+            base = noting(base, self._doubtful)
+        return _make_pickler(base, known, self._copies_tensors, self._unused)
 
     def _name_culprit(self, error: Exception) -> None:
         """Adds to the error's text what cannot be pickled."""
@@ -169,7 +215,7 @@ def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool, unu
         if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in unused
     }
     of_torch = torch_reducers() if copies_tensors else registered
-    reducers = {**of_torch, **paddle_reducers(), **users}
+    reducers = {**of_torch, **paddle_reducers(), **users, types.MethodType: _reduce_method}
 
     class Extended(base):  # type: ignore[misc]
         # On the class: pickle reads it when a pickler is made, and cloudpickle's would hide the instance's.
@@ -179,6 +225,17 @@ def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool, unu
             super().__init__(file, protocol, buffer_callback=callback)
 
     return Extended
+
+
+def _reduce_method(method: types.MethodType) -> Any:
+    """As multiprocessing does; a private method (``self.__run``) by the name that the attribute has."""
+    owner, name = method.__self__, method.__func__.__name__
+    if name.startswith("__") and not name.endswith("__"):
+        for kind in owner.__mro__ if isinstance(owner, type) else type(owner).__mro__:
+            mangled = f"_{kind.__name__.lstrip('_')}{name}"
+            if getattr(vars(kind).get(mangled), "__func__", vars(kind).get(mangled)) is method.__func__:
+                return getattr, (owner, mangled)
+    return getattr, (owner, name)
 
 
 class _NullFile:
