@@ -47,32 +47,36 @@ class ExceptionNote:
         self._write(b"started\n")
         self._exit_call: dict[str, Any] | None = None
         self._has_thread = False
-        self._main_thread = _thread.get_ident()
-        # The functions registered last are called first. Some take long.
         atexit.register(self._note)
         self._stay_last_registered()
         self._watch_exit_calls()
 
     def _stay_last_registered(self) -> None:
-        register, unregister = atexit.register, atexit.unregister
+        register = atexit.register
 
-        def register_before_note(func: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+        # The functions registered last are called first. Some take long.
+        def register_before_note(func: "Any", /, *args: "Any", **kwargs: "Any") -> "Any":
             done = register(func, *args, **kwargs)
             # A child that was forked has this function too.
             if os.getpid() == self._pid:
-                unregister(self._note)
+                # Once more, for `unregister` would call `__eq__` of each function of the program.
                 register(self._note)
             return done
 
         _take_identity(register_before_note, register)
-        atexit.register = register_before_note  # type: ignore[assignment]
+        atexit.register = register_before_note
 
     def _watch_exit_calls(self) -> None:
-        leave = sys.exit
+        leave, get_thread = sys.exit, _thread.get_ident  # gevent replaces the second one.
+        main_thread = get_thread()
 
         def exit(status: "Any" = None, /) -> "Any":
-            if _thread.get_ident() == self._main_thread:
-                self._exit_call = _describe_exit(status, sys._getframe(1))
+            __tracebackhide__ = True  # For pytest and IPython.
+            try:
+                if get_thread() == main_thread:
+                    self._exit_call = _describe_exit(status)
+            except Exception:
+                self._exit_call = None  # A failure here must not become the program's.
             leave(status)
 
         _take_identity(exit, leave)
@@ -89,22 +93,20 @@ class ExceptionNote:
             invoke = make()
 
             def note_and_invoke(thread: "Any") -> "Any":
-                self._note_thread(thread.name, sys.exc_info()[1])
+                self._note_thread(thread)
                 return invoke(thread)
 
             return note_and_invoke
 
         threading._make_invoke_excepthook = make_noting
 
-    def _note_thread(self, name: str, value: BaseException | None) -> None:
-        if self._has_thread or value is None or isinstance(value, SystemExit) or os.getpid() != self._pid:
-            return
-        self._has_thread = True
+    def _note_thread(self, thread: "Any") -> None:
         try:
-            import json
-            import time
-
-            self._write(json.dumps({"thread": name, **describe(value), "at_ns": time.monotonic_ns()}).encode() + b"\n")
+            value = sys.exc_info()[1]
+            if self._has_thread or os.getpid() != self._pid or value is None or isinstance(value, SystemExit):
+                return
+            self._has_thread = True
+            self._write(_encode({"thread": str(thread.name), **describe(value)}))
         except Exception:
             return  # The thread's own traceback remains.
 
@@ -144,14 +146,11 @@ class ExceptionNote:
             # After an import here, Python 3.10 would not end this process by SIGINT.
             if isinstance(value, KeyboardInterrupt) and sys.version_info < (3, 11):
                 raise NotImplementedError
-            import json
-            import time
-
-            note = json.dumps({**describe(value), "at_ns": time.monotonic_ns()}).encode()
+            note = _encode(describe(value))
         except Exception:
-            note = b"unknown"  # The launcher reads the traceback.
+            note = b"unknown\n"  # The launcher reads the traceback.
         try:
-            self._write(note + b"\n")
+            self._write(note)
             # Wakes the launcher, which waits for the end of this process from now on. The module `signal`
             # would import `enum`.
             os.kill(int(self._path.split("/")[2]), sys.modules["_signal"].SIGCHLD)
@@ -161,10 +160,8 @@ class ExceptionNote:
     def _note_exit_call(self) -> None:
         call, self._exit_call = self._exit_call, None
         try:
-            if call is not None:
-                import json
-
-                self._write(json.dumps(call).encode() + b"\n")
+            if call is not None and call["exit"] != 0:
+                self._write(_encode(call))
         except Exception:
             return  # The exit status remains.
 
@@ -258,15 +255,26 @@ def describe(value: BaseException) -> "dict[str, Any]":
     return note
 
 
-def _describe_exit(status: object, frame: "Any") -> "dict[str, Any]":
-    """Returns a call of ``sys.exit`` as the launcher reads it: the innermost line of the user's own code."""
-    place = frame
+def _describe_exit(status: object) -> "dict[str, Any] | None":
+    """Returns the call of ``sys.exit`` as the launcher reads it: the innermost line of the user's own code."""
+    frame = place = sys._getframe(1).f_back  # That of the caller of the wrapper.
     while place is not None and not _is_users(place.f_code.co_filename):
         place = place.f_back
     place = place or frame
+    if place is None:
+        return None  # C code has called it.
     code = place.f_code
-    number = status & 0xFF if isinstance(status, int) else 0 if status is None else 1
+    number = int(status) & 0xFF if isinstance(status, int) else 0 if status is None else 1
     return {"exit": number, "file": code.co_filename, "line": place.f_lineno or 0, "function": code.co_name}
+
+
+def _encode(note: "dict[str, Any]") -> bytes:
+    """Returns a note as a line, with its time. A path that is no UTF-8 has surrogates, which no JSON has."""
+    import json
+    import time
+
+    text = json.dumps({**note, "at_ns": time.monotonic_ns()}, ensure_ascii=False)
+    return text.encode("utf-8", "replace") + b"\n"
 
 
 def _is_users(file: str) -> bool:

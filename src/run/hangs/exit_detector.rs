@@ -7,13 +7,13 @@ use crate::run::stacks::collector::StacksUnavailable;
 use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::sys::clock;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tracing::warn;
 
 const UNKNOWN: &str = "cannot find out whether a rank that has failed will exit";
 
-/// A rank that uses a CPU is ended after so many times the timeout: it may save, or upload.
+/// A rank that uses a CPU is ended once its Python has not moved for so many times the timeout: it may save, or upload.
 const BUSY_TIMEOUTS: u32 = 10;
 
 /// A rank that does not exit.
@@ -37,8 +37,8 @@ pub struct ExitDetector<'a> {
     reader: PolledReader<'a>,
     /// When each rank failed, and when it is looked at next.
     failed: BTreeMap<usize, (Duration, Duration)>,
-    /// Those that use a CPU, which has been reported.
-    busy: BTreeSet<usize>,
+    /// Those that use a CPU, which has been reported: since when their Python has not moved, and their stacks.
+    busy: BTreeMap<usize, (Duration, StackDump)>,
     /// The rank that is looked at.
     looked_at: usize,
     /// The attempt that is watched.
@@ -48,7 +48,7 @@ pub struct ExitDetector<'a> {
 impl<'a> ExitDetector<'a> {
     /// `timeout`: how long a rank may take to exit after its exception; `None`: any time.
     pub fn new(timeout: Option<Duration>, reader: PolledReader<'a>) -> Self {
-        Self { timeout, reader, failed: BTreeMap::new(), busy: BTreeSet::new(), looked_at: 0, attempt: None }
+        Self { timeout, reader, failed: BTreeMap::new(), busy: BTreeMap::new(), looked_at: 0, attempt: None }
     }
 
     /// Whether the end of this rank is waited for already, or never.
@@ -117,18 +117,27 @@ impl<'a> ExitDetector<'a> {
                 let watched = Duration::try_from_secs_f64(watched).unwrap_or_default();
                 let is_busy = !dump.ranks.iter().all(|rank| rank.is_idle(watched));
                 let most = self.timeout.unwrap_or(Duration::MAX).saturating_mul(BUSY_TIMEOUTS);
-                let is_spared = is_busy && clock::now().saturating_sub(*failed_at) < most;
-                if is_spared && !self.busy.insert(local_rank) {
-                    return None;
-                }
-                if !is_spared {
+                let before = self.busy.remove(&local_rank);
+                let is_reported = before.is_some();
+                let still_since = before.filter(|(_, stacks)| !dump.has_moved(stacks)).map(|(since, _)| since);
+                let still_since = still_since.unwrap_or_else(clock::now);
+                let is_spared = is_busy && clock::now().saturating_sub(still_since) < most;
+                if is_spared {
+                    self.busy.insert(local_rank, (still_since, dump.clone()));
+                    if is_reported {
+                        return None;
+                    }
+                } else {
                     // It is aborted, and looked at no more.
                     *look_at = Duration::MAX;
                 }
                 Some(StuckExit { local_rank, failed_at: *failed_at, dump, is_busy, is_spared })
             }
             // Its Python moves: it works.
-            Ok(_) => None,
+            Ok(_) => {
+                self.busy.entry(local_rank).and_modify(|(since, _)| *since = clock::now());
+                None
+            }
             Err(error) => {
                 warn!("{UNKNOWN}: {error}");
                 None

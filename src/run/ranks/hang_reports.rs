@@ -136,7 +136,7 @@ impl RankProcesses<'_> {
             report: &text,
         });
         self.listener.hang_found(&format!("{text}\n{next}"));
-        let silent = || format!("no rank had written anything for {}", lasted(found.silence));
+        let silent = || format!("no rank had written anything for {}, and none stands out", lasted(found.silence));
         if let Some(thread) = self.describe_first_thread_error() {
             return thread;
         }
