@@ -50,6 +50,7 @@ class ExceptionNote:
         atexit.register(self._note)
         self._stay_last_registered()
         self._watch_exit_calls()
+        self.register()
 
     def _stay_last_registered(self) -> None:
         register = atexit.register
