@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import rlaunch
-from launching import Place, environment, free_ports, until
+from launching import Place, environment, free_ports, until, validate
 
 HANGS = """
 def wait_for_ever():
@@ -156,7 +156,14 @@ def test_a_thread_that_ended_by_an_exception_is_why_all_hang(place: Place) -> No
         batches.get()
     """)
     ended = place.run("--nproc_per_node=2", "--hang_timeout=1", "--on_hang=abort", "train.py")
-    assert place.result()["culprit"] == 1, ended.stderr
+    result = place.result()
+    validate(result, "result")
+    assert result["culprit"] == 1, ended.stderr
+    error = result["ranks"][1]["thread_error"]
+    assert (error["thread"], error["exception"]) == ("loader", "RuntimeError")
+    assert error["text"] == "cannot read shard 3"
+    assert error["ended"] < result["ranks"][1]["ended"]
+    assert result["ranks"][0]["thread_error"] is None
     (event,) = hangs(place)
     thread = r"rank 1's thread loader ended \S+ s before by RuntimeError: cannot read shard 3$"
     assert re.search(thread, str(event["report"]), re.MULTILINE), event

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,32 @@ def test_an_exit_status_stays_one(code: int) -> None:
     with pytest.raises(ProcessExitedException) as exited:
         rlaunch.torch.spawn(_Unindexed(exit_with), (code,), 1)
     assert exited.value.exit_code == int(code)
+
+
+class _ExitTogether:
+    """Exits with 3 plus its rank, when the other rank does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, rank: int | None = None) -> None:
+        number = int(os.environ["PADDLE_TRAINER_ID"]) if rank is None else rank
+        (self.folder / str(number)).touch()
+        while not (self.folder / str(1 - number)).exists():
+            time.sleep(0.001)
+        sys.exit(3 + number)
+
+
+@each_method
+def test_ranks_that_fail_at_one_moment_have_their_own_exit_codes(method: str, tmp_path: Path) -> None:
+    with pytest.raises(RankError) as caught:
+        spawn(_ExitTogether(tmp_path), method, 2)
+    assert (caught.value.rank, caught.value.exitcode) in [(0, 3), (1, 4)]
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(ProcessExitedException) as exited:
+        rlaunch.torch.start_processes(_ExitTogether(tmp_path), (), 2, start_method=method)
+    assert (exited.value.error_index, exited.value.exit_code) in [(0, 3), (1, 4)]
 
 
 @pytest.mark.parametrize("code", [0, None])
