@@ -91,7 +91,7 @@ impl<'a> ExitDetector<'a> {
             return None;
         };
         let watched_seconds = WATCHED.min(timeout).as_secs_f64();
-        let hang = Some(HangQuestion { silent_seconds: 0.0, watched_seconds });
+        let hang = Some(HangQuestion { silent_seconds: 0.0, watched_seconds, is_exiting: true });
         self.looked_at = local_rank;
         match self.reader.start(StackRequest { ranks: vec![target], hang }) {
             Ok(()) => {}
@@ -119,7 +119,7 @@ impl<'a> ExitDetector<'a> {
                 let most = self.timeout.unwrap_or(Duration::MAX).saturating_mul(BUSY_TIMEOUTS);
                 let before = self.busy.remove(&local_rank);
                 let is_reported = before.is_some();
-                let still_since = before.filter(|(_, stacks)| !dump.has_moved(stacks)).map(|(since, _)| since);
+                let still_since = before.filter(|(_, stacks)| !dump.has_moved_at_exit(stacks)).map(|(since, _)| since);
                 let still_since = still_since.unwrap_or_else(clock::now);
                 let is_spared = is_busy && clock::now().saturating_sub(still_since) < most;
                 if is_spared {

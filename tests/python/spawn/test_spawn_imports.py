@@ -86,6 +86,37 @@ def test_modules_that_a_rank_can_import(name: str) -> None:
     assert can_import(name)
 
 
+MAIN_FAILS = """
+import rlaunch, rlaunch.torch
+if __name__ == "__mp_main__":
+    import not_installed_here
+
+def train(*_): pass
+
+if __name__ == "__main__":
+    for method in METHODS:
+        try:
+            if method == "zygote":
+                rlaunch.spawn(train, nprocs=2, backend="gloo", start_method=method, preload="decimal")
+            else:
+                rlaunch.spawn(train, nprocs=2, backend="gloo", start_method=method)
+        except rlaunch.RankError as error:
+            print(method, error.exitcode, error.traceback.strip().rpartition("\\n")[2])
+    try:
+        rlaunch.torch.spawn(train, nprocs=2)
+    except rlaunch.errors.ProcessRaisedException as error:
+        print("torch", str(error).strip().rpartition("\\n")[2])
+"""
+
+
+def test_a_main_module_that_a_rank_cannot_import_reaches_the_caller(tmp_path: Path) -> None:
+    methods = [*PICKLING, "zygote"]
+    error = "ModuleNotFoundError: No module named 'not_installed_here'"
+    expected = [*(f"{method} 1 {error}" for method in methods), f"torch {error}"]
+    text = MAIN_FAILS.replace("METHODS", repr(methods))
+    assert _run_program(tmp_path, text).splitlines() == expected
+
+
 class Private:
     def __run(self, number: int) -> int:
         return number + 1
