@@ -257,7 +257,7 @@ def describe(value: BaseException) -> "dict[str, Any]":
 
 
 def _describe_exit(status: object) -> "dict[str, Any] | None":
-    """Returns the call of ``sys.exit`` as the launcher reads it: the innermost line of the user's own code."""
+    """Returns the call of ``sys.exit`` as the launcher reads it: the innermost line of the user's code."""
     frame = place = sys._getframe(1).f_back  # That of the caller of the wrapper.
     while place is not None and not _is_users(place.f_code.co_filename):
         place = place.f_back

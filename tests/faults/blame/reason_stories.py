@@ -1,5 +1,6 @@
-"""Ranks whose reason is not the last thing that they print: a limit, a thread, an exception that was logged, a call of
-sys.exit, a module that is in another environment.
+"""Ranks whose reason is not the last thing that they print.
+
+A limit, a thread, an exception that was logged, a call of sys.exit, a module that is in another environment.
 """
 
 from __future__ import annotations

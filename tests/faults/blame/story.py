@@ -102,4 +102,5 @@ def story(
     found = frozenset([culprits] if isinstance(culprits, int) else culprits)
     text = "\n".join([textwrap.dedent(body).strip(), GO_ON[framework] if then is None else then, ""])
     variables = tuple((environment or {}).items())
-    STORIES[name] = Story(name, title, text, found, reason, (*Story.never, *never), ranks, framework, variables)
+    excluded = (*Story.never, *never)
+    STORIES[name] = Story(name, title, text, found, reason, excluded, ranks, framework, variables)

@@ -167,7 +167,7 @@ os.read(os.pipe()[0], 1)
 
 @pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
 @pytest.mark.parametrize("hook", ["wait", "spin"])
-def test_a_hook_of_a_rank_without_threads_that_never_returns(hook: str, more: list[str], place: Place) -> None:
+def test_an_exit_hook_that_never_returns(hook: str, more: list[str], place: Place) -> None:
     (place.folder / "train.py").write_text(HOOK)
     ended = place.run("--nproc_per_node=2", "--exit_timeout=0.5", *more, "train.py", hook)
     result = place.result()

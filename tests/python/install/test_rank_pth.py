@@ -112,8 +112,8 @@ note = rlaunch_rank.ExceptionNote(f"/proc/{pid}/fd/{fd}")
 sys.meta_path.insert(0, rlaunch_rank.ImportWatch(note))
 """
 
-# Programs that replace, compare, copy or call what a note replaces: their exit statuses, and the function whose
-# call of sys.exit is noted.
+# Programs that replace, compare, copy or call what a note replaces: their exit statuses, and the function
+# whose call of sys.exit is noted.
 ODD_PROGRAMS = {
     "a call": ("def leave(): sys.exit(3)\nleave()", 3, "leave"),
     "a text": ("def leave(): sys.exit('no data')\nleave()", 1, "leave"),
@@ -140,7 +140,10 @@ ODD_PROGRAMS = {
         None,
     ),
     "an odd integer": (
-        "class Odd(int):\n    def __int__(self): raise KeyError\n    __and__ = __index__ = __int__\nsys.exit(Odd(5))",
+        "class Odd(int):\n"
+        "    def __int__(self): raise KeyError\n"
+        "    __and__ = __index__ = __int__\n"
+        "sys.exit(Odd(5))",
         5,
         None,
     ),
@@ -152,7 +155,9 @@ ODD_PROGRAMS = {
         "leave",
     ),
     "a thread": (
-        "import threading\nthread = threading.Thread(target=sys.exit, args=(3,))\nthread.start(); thread.join()",
+        "import threading\n"
+        "thread = threading.Thread(target=sys.exit, args=(3,))\n"
+        "thread.start(); thread.join()",
         0,
         None,
     ),

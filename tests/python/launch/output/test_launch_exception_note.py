@@ -156,7 +156,10 @@ CAUGHT_OR_HOOK = (
         pytest.param(CONSOLE, ["data set 7 is empty", CAUGHT_OR_HOOK], "Traceback of", id="console"),
         pytest.param(DAEMON, ["ValueError: loss is nan"], "  OSError: helper cannot bind", id="daemon"),
         pytest.param(
-            OLD, ["logged before: KeyError: 'cache' (caught), 101 lines", "exit code 3"], "^  KeyError", id="old"
+            OLD,
+            ["logged before: KeyError: 'cache' (caught), 101 lines", "exit code 3"],
+            "^  KeyError",
+            id="old",
         ),
     ],
 )
