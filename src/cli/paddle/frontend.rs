@@ -150,7 +150,7 @@ fn parse_and_launch(
         if let Some(warning) = plan::env::base_env::replaced_openmp_threads(&vars) {
             warn!("{warning}");
         }
-        if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
+        for warning in command_line::doubtful_arguments(&flags, &rest) {
             warn!("{warning}");
         }
         startup::log_ignored_stops(signals);

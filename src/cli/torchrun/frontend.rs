@@ -72,7 +72,7 @@ fn parse_and_launch(
     let (mut spec, nodes) = check(&mut values).map_err(CliError::Usage).map_err(&write_error_file)?;
     let is_compat = spec.exit_code_compat;
     message::with_torchrun_log(&spec.log_level.clone(), || {
-        if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
+        for warning in command_line::doubtful_arguments(&flags, &rest) {
             warn!("{warning}");
         }
         startup::log_ignored_stops(signals);
