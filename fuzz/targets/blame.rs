@@ -11,7 +11,7 @@ use rlaunch_fuzz::repeated;
 
 fuzz_target!(|data: &[u8]| {
     let (note, stderr) = data.split_at(data.iter().position(|byte| *byte == 0).unwrap_or(0));
-    let note = uncaught::parse(note, ProcessIdentity { pid: 7, started: 99 });
+    let (note, _) = uncaught::parse(note, ProcessIdentity { pid: 7, started: 99 });
     for uncaught in [note, UncaughtException::Unknown] {
         for exit in [Exit::Code(1), Exit::Signal(6)] {
             if let Some(blame) = blame(stderr, exit, &uncaught) {

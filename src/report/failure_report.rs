@@ -110,6 +110,13 @@ pub enum PeersOfVictim {
     OnOtherNodes,
     /// All are on this node, and none has printed an error.
     Silent,
+    /// It waited for one that the job does not have.
+    Absent {
+        /// Its number.
+        rank: usize,
+        /// How many ranks the job has.
+        ranks: usize,
+    },
 }
 
 /// The sentence on a culprit that lost its connection to a peer.
@@ -120,6 +127,12 @@ pub fn describe_lost_peer(library: LostPeer, peers: &PeersOfVictim) -> String {
         PeersOfVictim::Exited(ranks) => {
             let had = if ranks.len() == 1 { "had" } else { "had all" };
             format!("{what} ({library}): {} {had} exited with 0 before", named(ranks))
+        }
+        PeersOfVictim::Absent { rank, ranks } => {
+            format!(
+                "it waits for rank {rank}, which this job does not have ({library}): it has {}",
+                counted(*ranks, "rank", "ranks")
+            )
         }
         PeersOfVictim::OnOtherNodes => format!("{what} ({library}): look for the cause on another node"),
         PeersOfVictim::Silent => {

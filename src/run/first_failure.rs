@@ -49,7 +49,14 @@ pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: R
 /// The local rank that failed before the one that ended first, if there is one: that one only lost its connection to another,
 /// or another rank's exception was noted before.
 pub fn find_earlier_failure(processes: &[RankState], ended_first: usize, read: ReadLog<'_>) -> Option<usize> {
-    let attempt = processes.get(ended_first)?.attempt;
+    let first = processes.get(ended_first)?;
+    let attempt = first.attempt;
+    // Of ranks that were ended together because they hung, the order says nothing.
+    if first.exit.is_some_and(|exit| first.was_ended_by_launcher(exit)) && first.aborted_together {
+        let aborted = (0..processes.len()).filter(|local| processes[*local].aborted_together);
+        let errors = aborted.filter_map(|local| Some((processes[local].notes.thread.as_ref()?.at, local)));
+        return errors.min().map(|(_, local)| local).filter(|local| *local != ended_first);
+    }
     let end = |local: usize| {
         let process = &processes[local];
         let ran = process.pid.is_some() && process.attempt == attempt;

@@ -1,7 +1,8 @@
 //! The process of one rank, as the launcher knows it.
 
 use crate::model::Exit;
-use crate::report::cause::uncaught::UncaughtException;
+use crate::probe::limits::rank_limits::RankLimits;
+use crate::report::cause::uncaught::{RankNotes, UncaughtException};
 use crate::sys::process::pidfd::ResourceUsage;
 
 /// The present process of one rank.
@@ -20,12 +21,18 @@ pub struct RankState {
     pub log_end_at_failure: Option<u64>,
     /// The exception that nothing caught, as it was noted when the rank was asked to stop or, if it was not, when it ended.
     pub uncaught: UncaughtException,
+    /// What its Python has noted beside that, read at its end.
+    pub notes: RankNotes,
+    /// Its limits, read at its end.
+    pub limits: RankLimits,
     /// Its exit; `None` while it lives.
     pub exit: Option<Exit>,
     /// Whether it was sent a signal to end before it did.
     pub signalled: bool,
     /// Why the launcher sent it SIGABRT while the others ran, if it did: a sentence.
     pub aborted: Option<String>,
+    /// Whether that was because of a hang in which no rank stood out, as the others.
+    pub aborted_together: bool,
     /// What it has used, including children that it waited for; `None` while it lives, or if it is not known.
     pub usage: Option<ResourceUsage>,
 }
@@ -35,6 +42,13 @@ impl RankState {
     /// another exit.
     pub fn was_ended_by_launcher(&self, exit: Exit) -> bool {
         self.aborted.is_some() && matches!(exit, Exit::Signal(libc::SIGABRT | libc::SIGKILL))
+    }
+
+    /// The exit that its exception was about to make of it: it was sent SIGTERM while its interpreter ended.
+    pub fn interrupted_exit(&self) -> Option<Exit> {
+        let UncaughtException::Raised(noted) = &self.uncaught else { return None };
+        let is_stopped = self.signalled && self.exit == Some(Exit::Signal(libc::SIGTERM));
+        (is_stopped && noted.fault.what != "KeyboardInterrupt").then_some(Exit::Code(1))
     }
 
     /// The exit by which its error is looked for: after an exception, SIGABRT was the launcher's answer to a rank that did not exit.

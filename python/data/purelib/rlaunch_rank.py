@@ -4,6 +4,7 @@ It notes the exception that ends a rank, and prepares torch and Paddle when they
 of its own because to import the package would take longer than all else, as would ``threading``.
 """
 
+import _thread
 import atexit
 import os
 import sys
@@ -34,6 +35,7 @@ class ExceptionNote:
 
     Each line begins with the process that has written it: the launcher believes the rank alone.
     ``sys.excepthook`` stays as it is: other libraries compare it with Python's own.
+    It also notes the first exception that ends a thread, and where the program called ``sys.exit``.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,8 +45,71 @@ class ExceptionNote:
         self._registered_after: set[str] = set()
         self._writer = _identity()
         self._write(b"started\n")
-        # The functions registered last are called first. Some take long.
+        self._exit_call: dict[str, Any] | None = None
+        self._has_thread = False
         atexit.register(self._note)
+        self._stay_last_registered()
+        self._watch_exit_calls()
+        self.register()
+
+    def _stay_last_registered(self) -> None:
+        register = atexit.register
+
+        # The functions registered last are called first. Some take long.
+        def register_before_note(func: "Any", /, *args: "Any", **kwargs: "Any") -> "Any":
+            done = register(func, *args, **kwargs)
+            # A child that was forked has this function too.
+            if os.getpid() == self._pid:
+                # Once more, for `unregister` would call `__eq__` of each function of the program.
+                register(self._note)
+            return done
+
+        _take_identity(register_before_note, register)
+        atexit.register = register_before_note
+
+    def _watch_exit_calls(self) -> None:
+        leave, get_thread = sys.exit, _thread.get_ident  # gevent replaces the second one.
+        main_thread = get_thread()
+
+        def exit(status: "Any" = None, /) -> "Any":
+            __tracebackhide__ = True  # For pytest and IPython.
+            try:
+                if get_thread() == main_thread:
+                    self._exit_call = _describe_exit(status)
+            except Exception:
+                self._exit_call = None  # A failure here must not become the program's.
+            leave(status)
+
+        _take_identity(exit, leave)
+        sys.exit = exit
+
+    def _watch_threads(self) -> None:
+        # The program may replace ``threading.excepthook``, and libraries compare it.
+        threading: Any = sys.modules["threading"]
+        make = getattr(threading, "_make_invoke_excepthook", None)
+        if make is None:
+            return
+
+        def make_noting() -> "Any":
+            invoke = make()
+
+            def note_and_invoke(thread: "Any") -> "Any":
+                self._note_thread(thread)
+                return invoke(thread)
+
+            return note_and_invoke
+
+        threading._make_invoke_excepthook = make_noting
+
+    def _note_thread(self, thread: "Any") -> None:
+        try:
+            value = sys.exc_info()[1]
+            if self._has_thread or os.getpid() != self._pid or value is None or isinstance(value, SystemExit):
+                return
+            self._has_thread = True
+            self._write(_encode({"thread": str(thread.name), **describe(value)}))
+        except Exception:
+            return  # The thread's own traceback remains.
 
     def register(self, complete: str = "") -> None:
         """Has the exception noted before the functions of ``atexit`` run, if ``threading`` is imported.
@@ -59,6 +124,8 @@ class ExceptionNote:
                 if register is None or (name != complete and _is_being_imported(sys.modules[name])):
                     return
                 self._registered_after.add(name)
+                if name == "threading":
+                    self._watch_threads()
                 try:
                     register(self._note)
                 except RuntimeError:
@@ -68,7 +135,10 @@ class ExceptionNote:
         # Python sets it for an exception that nothing caught, before it calls sys.excepthook.
         value = getattr(sys, "last_value", None)
         # A child that was forked has this object too.
-        if self._is_written or not isinstance(value, BaseException) or os.getpid() != self._pid:
+        if self._is_written or os.getpid() != self._pid:
+            return
+        if not isinstance(value, BaseException):
+            self._note_exit_call()
             return
         if not _left_main_program(value):
             return
@@ -77,19 +147,24 @@ class ExceptionNote:
             # After an import here, Python 3.10 would not end this process by SIGINT.
             if isinstance(value, KeyboardInterrupt) and sys.version_info < (3, 11):
                 raise NotImplementedError
-            import json
-            import time
-
-            note = json.dumps({**describe(value), "at_ns": time.monotonic_ns()}).encode()
+            note = _encode(describe(value))
         except Exception:
-            note = b"unknown"  # The launcher reads the traceback.
+            note = b"unknown\n"  # The launcher reads the traceback.
         try:
-            self._write(note + b"\n")
+            self._write(note)
             # Wakes the launcher, which waits for the end of this process from now on. The module `signal`
             # would import `enum`.
             os.kill(int(self._path.split("/")[2]), sys.modules["_signal"].SIGCHLD)
         except OSError:
             return  # The launcher has ended.
+
+    def _note_exit_call(self) -> None:
+        call, self._exit_call = self._exit_call, None
+        try:
+            if call is not None and call["exit"] != 0:
+                self._write(_encode(call))
+        except Exception:
+            return  # The exit status remains.
 
     def _write(self, data: bytes) -> None:
         # The launcher may have ended, and its process id belong to another program.
@@ -162,19 +237,56 @@ def describe(value: BaseException) -> "dict[str, Any]":
         return note
     text = "\n".join([str(value), *map(str, getattr(value, "__notes__", ()))])
     note["text"] = text[:_LONGEST_TEXT]
+    if isinstance(value, ImportError):
+        note["interpreter"] = sys.executable
+        venv = os.environ.get("VIRTUAL_ENV", "")
+        if venv and os.path.realpath(venv) != os.path.realpath(sys.prefix):
+            note["other_venv"] = venv
     is_users = False
     trace = value.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         name = code.co_filename
-        libraries = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
         note["raised_in"] = name
-        own = not name.startswith("<frozen") and not any(one in name for one in libraries)
+        own = _is_users(name)
         if own or not is_users:
             note.update(file=name, line=trace.tb_lineno or 0, function=code.co_name)
             is_users = own
         trace = trace.tb_next
     return note
+
+
+def _describe_exit(status: object) -> "dict[str, Any] | None":
+    """Returns the call of ``sys.exit`` as the launcher reads it: the innermost line of the user's code."""
+    frame = place = sys._getframe(1).f_back  # That of the caller of the wrapper.
+    while place is not None and not _is_users(place.f_code.co_filename):
+        place = place.f_back
+    place = place or frame
+    if place is None:
+        return None  # C code has called it.
+    code = place.f_code
+    number = int(status) & 0xFF if isinstance(status, int) else 0 if status is None else 1
+    return {"exit": number, "file": code.co_filename, "line": place.f_lineno or 0, "function": code.co_name}
+
+
+def _encode(note: "dict[str, Any]") -> bytes:
+    """Returns a note as a line, with its time. A path that is no UTF-8 has surrogates, which no JSON has."""
+    import json
+    import time
+
+    text = json.dumps({**note, "at_ns": time.monotonic_ns()}, ensure_ascii=False)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _is_users(file: str) -> bool:
+    libraries = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
+    return not file.startswith("<frozen") and not any(one in file for one in libraries)
+
+
+def _take_identity(function: "Any", original: "Any") -> None:
+    """Lets a function be printed and pickled as the original one."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(function, name, getattr(original, name))
 
 
 def _left_main_program(value: BaseException) -> bool:

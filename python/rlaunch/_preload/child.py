@@ -121,8 +121,7 @@ def run_rank(request: ForkRequest, state: ImportedState) -> Any:
     with contextlib.suppress(ImportError):
         import rlaunch_rank
 
-        if (note := rlaunch_rank.note_exceptions()) is not None:
-            note.register()
+        rlaunch_rank.note_exceptions()
     return program.run([*map(os.fsdecode, request.argv)], state.first)
 
 

@@ -1,12 +1,14 @@
 //! Builds the failure report of this node's ranks, and prints what else went wrong.
 
 use crate::cli::common::message::{print_error, print_notice, warn_on_either};
+use crate::cli::node::explain_failure::{LOGGED_BYTES, explain};
 use crate::model::{Exit, Role};
 use crate::probe::core_dump::describe_core;
 use crate::probe::limits::processes::ProcessCounters;
 use crate::probe::memory::OomCounters;
 use crate::report::cause::blame::{Blame, blame};
 use crate::report::cause::first_failure::{Account, read_account};
+use crate::report::cause::lost_peer::find_absent_rank;
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::console::tail;
 use crate::report::failure_report::{
@@ -15,7 +17,7 @@ use crate::report::failure_report::{
 use crate::report::lost_peer;
 use crate::run::first_failure;
 use crate::run::launch::Launch;
-use crate::run::launch_result::{BlameGround, LaunchResult};
+use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::output::console::Unshown;
 use crate::run::output::log_files;
@@ -24,7 +26,6 @@ use crate::run::sweep::Leftover;
 use crate::supervise::{NodeOutcome, RankReport};
 use crate::sys::clock;
 use crate::sys::process::tree;
-use std::path::Path;
 use std::time::SystemTime;
 use tracing::warn;
 
@@ -171,7 +172,8 @@ pub fn build_failure_report(
             lived: end.lived.unwrap_or_default(),
             signalled,
             // A rank that was stopped may log a lost connection too, but did not end because of it.
-            lost_peer: !signalled && lost_peer(&bytes).is_some(),
+            // The peer of one that waited in vain need not be dead.
+            lost_peer: !signalled && lost_peer(&bytes).is_some_and(|library| !library.is_peer_alive()),
             killed_after_grace: end.killed,
         })
     });
@@ -197,25 +199,14 @@ fn culprit_of(
     tail.is_missing = log.as_ref().is_some_and(|log| !log.exists());
     let signalled = launched.report.ranks[local].signalled;
     let blame = blame(&bytes, process.own_exit(exit), &process.uncaught);
-    let missing = blame.as_ref().and_then(|blame| blame.fault.missing_torch_variable());
-    let of_stop = launched.blame_ground.filter(|_| signalled).map(|ground| match ground {
-        BlameGround::ErrorFile => {
-            "it wrote its error file before any other rank ended, and was still exiting when it was stopped".to_owned()
-        }
-        BlameGround::FailedLater(other) => {
-            let other = launch.plan.ranks[other].label();
-            format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
-        }
-    });
-    let of_kill = (!signalled && exit == Exit::Signal(libc::SIGKILL) && process.aborted.is_none())
-        .then(|| OomCounters::now(Path::new("/")).explain(&context.memory));
-    let of_processes =
-        is_refused_process(&bytes).then(|| ProcessCounters::now(Path::new("/")).explain(&context.processes)).flatten();
-    let of_variable = missing
-        .filter(|name| rank.env.get(name).is_none())
-        .map(|name| format!("this job does not set torch's {name}: start it with --frameworks torch, or paddle,torch"));
-    let explanations: Vec<_> = [of_stop, of_kill, of_processes, of_variable].into_iter().flatten().collect();
-    let explanation = (!explanations.is_empty()).then(|| explanations.join("\n"));
+    let log_of_rank = || read_log(launch, launched, local, (u64::MAX, LOGGED_BYTES));
+    let explanation = explain(
+        (launch, launched),
+        (local, exit),
+        (&context.memory, &context.processes),
+        (&bytes, &log_of_rank),
+        blame.as_ref(),
+    );
     Culprit {
         label: rank.label(),
         local_rank: launch.plan.ranks.iter().all(|r| r.role == Role::Trainer).then_some(local),
@@ -229,7 +220,7 @@ fn culprit_of(
         blame,
         lost_peer: match read_account(&bytes, exit, signalled, &process.uncaught) {
             // A rank that was stopped is the culprit only for an error of its own.
-            Account::LostPeer(library) if !signalled => Some((library, peers_of(launch, launched, local))),
+            Account::LostPeer(library) if !signalled => Some((library, peers_of(launch, launched, (local, &bytes)))),
             Account::LostPeer(_) | Account::Nothing | Account::OwnError => None,
         },
         stopped_by_launcher: signalled,
@@ -238,12 +229,6 @@ fn culprit_of(
         explanation,
         tail,
     }
-}
-
-/// Whether a rank has written that the system refused it a process or a thread (fork(2), pthread_create(3), EAGAIN).
-fn is_refused_process(bytes: &[u8]) -> bool {
-    const TEXTS: [&[u8]; 3] = [b"can't start new thread", b"Resource temporarily unavailable", b"EAGAIN"];
-    TEXTS.iter().any(|text| bytes.windows(text.len()).any(|window| window == *text))
 }
 
 /// The core file of a rank whose working directory is the launcher's: no process has that of one that has ended.
@@ -256,7 +241,10 @@ fn find_core(launched: &LaunchResult, local: usize) -> Option<String> {
 }
 
 /// What is known of the peers of a rank that lost its connection to one.
-fn peers_of(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> PeersOfVictim {
+fn peers_of(launch: &Launch<'_>, launched: &LaunchResult, (local, bytes): (usize, &[u8])) -> PeersOfVictim {
+    if let Some(missing) = find_absent_rank(bytes, launch.plan.world_size) {
+        return PeersOfVictim::Absent { rank: missing, ranks: launch.plan.world_size };
+    }
     let ended = |end: &RankReport| Some(end.started_at? + end.lived?);
     let at = ended(&launched.report.ranks[local]);
     let exited_before = |end: &RankReport| end.exit.is_some_and(|exit| exit.is_success()) && ended(end) <= at;
@@ -283,7 +271,12 @@ pub(crate) fn last_bytes(launch: &Launch<'_>, launched: &LaunchResult, local: us
 }
 
 fn bytes_until(launch: &Launch<'_>, launched: &LaunchResult, local: usize, end: u64) -> Vec<u8> {
+    read_log(launch, launched, local, (end, TAIL_BYTES))
+}
+
+/// The last `most` bytes of a rank's output before `end`.
+fn read_log(launch: &Launch<'_>, launched: &LaunchResult, local: usize, (end, most): (u64, u64)) -> Vec<u8> {
     let process = &launched.processes[local];
     let log = launch.tail_file(local, process.attempt);
-    log.map(|log| log_files::tail_until(&log, process.log_start, end, TAIL_BYTES)).unwrap_or_default()
+    log.map(|log| log_files::tail_until(&log, process.log_start, end, most)).unwrap_or_default()
 }

@@ -53,8 +53,12 @@ pub fn render_report(
         write(own, &data);
     }
     let ends = launched.report.ranks.iter().enumerate();
-    let by_itself = |end: &RankReport| !end.signalled && end.exit.is_some_and(|exit| !exit.is_success());
-    let others = ends.filter(|(local, end)| local != culprit && by_itself(end));
+    let has_raised = |local: usize| matches!(launched.processes[local].uncaught, UncaughtException::Raised(_));
+    let by_itself = |local: usize, end: &RankReport| match end.exit {
+        Some(Exit::Code(code)) if code != 0 => !end.signalled || has_raised(local),
+        exit => !end.signalled && exit.is_some_and(|exit| !exit.is_success()),
+    };
+    let others = ends.filter(|(local, end)| local != culprit && by_itself(*local, end));
     let other = |(local, end): (usize, &RankReport)| {
         let (mut other, _) = failure(launch, launched, local, end.exit?);
         let uncaught = &launched.processes[local].uncaught;

@@ -68,7 +68,7 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
     }
     let mut raised = traceback::find(&lines, &stops);
     let all: Vec<RankFault> = raised.iter().map(|r| r.fault.clone()).collect();
-    let in_threads = errors_of_threads(&raised);
+    let of_reader = dead_paddle_worker(&lines).or_else(|| errors_of_threads(&raised).pop());
     let is_noted = if let Some(noted) = uncaught.find_printed(&raised) {
         raised = vec![noted];
         true
@@ -104,8 +104,8 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
             let assertion = || crashes.iter().find(|c| c.kind == FaultKind::DeviceAssert).map(|c| c.fault.clone());
             let root = if kind == FaultKind::DeviceAssert { assertion() } else { None };
             let root = root.or_else(|| raised.root.clone()).or_else(|| dead_worker_beside(&raised.fault, &all));
-            let root = root.map(|root| reader_error_before(&root, &in_threads).unwrap_or(root));
-            let root = root.or_else(|| reader_error_before(&raised.fault, &in_threads));
+            let root = root.map(|root| reader_error_before(&root, of_reader.as_ref()).unwrap_or(root));
+            let root = root.or_else(|| reader_error_before(&raised.fault, of_reader.as_ref()));
             let in_thread = raised.fate == ExceptionEffect::InThread;
             let lost = |fault: &RankFault| lost_peer(fault.to_string().as_bytes()).is_some();
             if let Some(first) = root.as_ref().filter(|root| lost(&raised.fault) && !lost(root)) {
@@ -149,6 +149,19 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
             Blame { kind: crash.kind, fault: crash.fault.clone(), root, later: None, doubt: None }
         }
     })
+}
+
+/// The last exception in an output that ended otherwise, and how many lines follow it.
+pub fn find_logged(stderr: &[u8]) -> Option<(RankFault, usize)> {
+    let text = plain_lines(stderr);
+    let lines: Vec<&str> = text.iter().map(|l| without_rank(l)).collect();
+    let raised = traceback::find(&lines, &vec![false; lines.len()]);
+    let logged = raised.into_iter().rfind(|one| one.fate == ExceptionEffect::Raised)?;
+    let mut fault = logged.fault;
+    // What follows need not belong to the message.
+    fault.text = first_lines(&fault.text, 1);
+    let message = logged.lines.clone().find(|at| lines[*at].starts_with(&fault.what)).unwrap_or(logged.lines.end);
+    Some((fault, lines.iter().skip(message + 1).filter(|line| !line.is_empty()).count()))
 }
 
 enum Found<'a> {
@@ -211,11 +224,19 @@ fn errors_of_threads(raised: &[RaisedException]) -> Vec<RankFault> {
     (0..raised.len()).filter(|at| is_of_thread(*at)).map(|at| raised[at].fault.clone()).collect()
 }
 
-/// The exception in a worker of Paddle's DataLoader behind the one that the rank ends by (blocking_queue.h of Paddle 3.3): a
-/// thread of the rank has printed it.
-fn reader_error_before(fault: &RankFault, in_threads: &[RankFault]) -> Option<RankFault> {
+/// The line by which Paddle's DataLoader says that a worker has died (dataloader_iter.py of Paddle 3.3). A thread logs it, before or
+/// after the traceback of the main program.
+fn dead_paddle_worker(lines: &[&str]) -> Option<RankFault> {
+    let line = lines.iter().rfind(|line| line.contains(" workers exit unexpectedly, pids: "))?;
+    let (_, rest) = line.split_once("DataLoader ")?;
+    Some(RankFault { what: format!("DataLoader {rest}"), ..RankFault::default() })
+}
+
+/// The error in a worker of Paddle's DataLoader behind the one that the rank ends by (blocking_queue.h of Paddle 3.3).
+/// `of_reader`: what a thread of the rank has printed of it.
+fn reader_error_before(fault: &RankFault, of_reader: Option<&RankFault>) -> Option<RankFault> {
     let is_it = fault.text.contains("Blocking queue is killed because the data reader raises an exception");
-    if is_it { in_threads.last().cloned() } else { None }
+    if is_it { of_reader.cloned() } else { None }
 }
 
 /// Whether an exception is the loss of a connection of multiprocessing. `raised_in`: the file of its innermost frame.

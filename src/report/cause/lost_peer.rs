@@ -31,6 +31,11 @@ impl LostPeer {
         }
     }
 
+    /// Whether nothing says that the peer's process has ended. Under Paddle gloo times out also when it has.
+    pub fn is_peer_alive(self) -> bool {
+        matches!(self, LostPeer::NcclTimeout | LostPeer::TorchStoreTimeout)
+    }
+
     /// Whether the peer may still be there, but did not take part in time.
     pub fn is_timeout(self) -> bool {
         matches!(self, LostPeer::GlooTimeout | LostPeer::NcclTimeout | LostPeer::TorchStoreTimeout)
@@ -85,4 +90,45 @@ pub fn lost_peer(text: &[u8]) -> Option<LostPeer> {
         let line = plain(line).to_ascii_lowercase();
         SIGNS.iter().find(|(_, words)| words.iter().all(|w| line.contains(w))).map(|(library, _)| *library)
     })
+}
+
+/// The rank that torch's store has waited for in vain and that a job of so many ranks does not have. A key ends in its number:
+/// `wait timeout after 3000ms, keys: /default_pg/0//cpu//0/2`; or the store has counted: `1/4 clients joined`.
+pub fn find_absent_rank(text: &[u8], ranks: usize) -> Option<usize> {
+    text.split(|b| *b == b'\n').find_map(|line| {
+        let line = plain(line);
+        let of_key = || {
+            let (_, keys) = line.split_once("ait timeout after ")?.1.split_once("keys: ")?;
+            let key = keys.split([',', ' ']).next()?;
+            if key.contains("//") { key.rsplit('/').next()?.parse().ok() } else { None }
+        };
+        let of_count = || {
+            let (before, _) = line.split_once(" clients joined")?;
+            line.contains("Timed out after")
+                .then_some(before)?
+                .rsplit('/')
+                .next()?
+                .parse::<usize>()
+                .ok()?
+                .checked_sub(1)
+        };
+        of_key().or_else(of_count).filter(|rank| *rank >= ranks)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_the_job_does_not_have_is_found() {
+        let key = b"torch.distributed.DistStoreError: wait timeout after 3000ms, keys: /default_pg/0//cpu//0/2\n";
+        let count = b"DistStoreError: Timed out after 4 seconds waiting for clients. 2/4 clients joined.";
+        let other = b"wait timeout after 3000ms, keys: /epoch/9";
+        for (text, ranks, absent) in
+            [(&key[..], 2, Some(2)), (key, 3, None), (count, 2, Some(3)), (count, 4, None), (other, 2, None)]
+        {
+            assert_eq!(find_absent_rank(text, ranks), absent, "{ranks}");
+        }
+    }
 }

@@ -25,7 +25,31 @@ pub struct NotedException {
     pub fault: RankFault,
     /// The file of its innermost frame.
     pub raised_in: Option<String>,
+    /// The interpreter, where something could not be imported.
+    pub interpreter: Option<String>,
+    /// `VIRTUAL_ENV`, if the interpreter is not of it, and something could not be imported.
+    pub other_venv: Option<String>,
     /// When it was noted, by the monotonic clock of the machine.
+    pub at: Duration,
+}
+
+/// What a rank's Python notes beside the exception that ends its main program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankNotes {
+    /// The first exception that ended a thread.
+    pub thread: Option<ThreadError>,
+    /// Where its program called `sys.exit` last, and with which exit status.
+    pub exit_call: Option<(i32, CodeLocation)>,
+}
+
+/// An exception that ended a thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadError {
+    /// The thread's name.
+    pub name: String,
+    /// The exception.
+    pub fault: RankFault,
+    /// When it ended, by the monotonic clock of the machine.
     pub at: Duration,
 }
 
@@ -41,8 +65,26 @@ struct Note {
     line: u32,
     function: Option<String>,
     raised_in: Option<String>,
+    interpreter: Option<String>,
+    other_venv: Option<String>,
     #[serde(default)]
     at_ns: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SideNote {
+    Exit {
+        exit: i32,
+        file: String,
+        line: u32,
+        function: String,
+    },
+    Thread {
+        thread: String,
+        #[serde(flatten)]
+        error: Note,
+    },
 }
 
 /// A process by its id and its start time in clock ticks since boot (proc_pid_stat(5)).
@@ -54,23 +96,42 @@ pub struct ProcessIdentity {
     pub started: u64,
 }
 
-/// Reads the note of a rank's process: `started`, again for each further program that the process executes, then at most one line of
-/// JSON. Each line begins with the id and the start time of its writer: what other processes have written does not count. Accepts
-/// any bytes.
-pub fn parse(note: &[u8], rank: ProcessIdentity) -> UncaughtException {
+/// Reads the notes of a rank's process: `started`, again for each further program that the process executes, and a line of JSON for
+/// an exception that ended a thread, for a call of `sys.exit`, and for the exception that ended the main program. Each line begins
+/// with the id and the start time of its writer: what other processes have written does not count. Accepts any bytes.
+pub fn parse(note: &[u8], rank: ProcessIdentity) -> (UncaughtException, RankNotes) {
     let text = String::from_utf8_lossy(note);
     let writer = format!("{} {} ", rank.pid, rank.started);
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(&writer));
+    let mut notes = RankNotes::default();
     if lines.next() != Some(STARTED) {
-        return UncaughtException::Unknown;
+        return (UncaughtException::Unknown, notes);
     }
-    let Some(line) = lines.find(|line| *line != STARTED) else { return UncaughtException::None };
-    let Ok(Note { what, text, file, line, function, raised_in, at_ns }) = serde_json::from_str(line) else {
-        return UncaughtException::Unknown;
-    };
-    let place = file.map(|file| CodeLocation { file, line, function });
-    let fault = RankFault { what, text, place };
-    UncaughtException::Raised(NotedException { fault, raised_in, at: Duration::from_nanos(at_ns) })
+    for line in lines.filter(|line| *line != STARTED) {
+        match serde_json::from_str(line) {
+            Ok(SideNote::Exit { exit, file, line, function }) => {
+                notes.exit_call = Some((exit, CodeLocation { file, line, function: Some(function) }));
+            }
+            Ok(SideNote::Thread { thread, error }) => {
+                let NotedException { fault, at, .. } = error.into();
+                notes.thread.get_or_insert(ThreadError { name: thread, fault, at });
+            }
+            Err(_) => {
+                let main = serde_json::from_str::<Note>(line);
+                return (main.map_or(UncaughtException::Unknown, |note| UncaughtException::Raised(note.into())), notes);
+            }
+        }
+    }
+    (UncaughtException::None, notes)
+}
+
+impl From<Note> for NotedException {
+    fn from(note: Note) -> Self {
+        let Note { what, text, file, line, function, raised_in, interpreter, other_venv, at_ns } = note;
+        let place = file.map(|file| CodeLocation { file, line, function });
+        let fault = RankFault { what, text, place };
+        Self { fault, raised_in, interpreter, other_venv, at: Duration::from_nanos(at_ns) }
+    }
 }
 
 impl UncaughtException {
@@ -126,7 +187,13 @@ mod tests {
         let place = CodeLocation { file: "t.py".into(), line: 3, function: Some("f".into()) };
         let noted = |place, raised_in, ns| {
             let fault = RankFault { what: "E".into(), text: "a\nb".into(), place };
-            UncaughtException::Raised(NotedException { fault, raised_in, at: Duration::from_nanos(ns) })
+            UncaughtException::Raised(NotedException {
+                fault,
+                raised_in,
+                interpreter: None,
+                other_venv: None,
+                at: Duration::from_nanos(ns),
+            })
         };
         let rank = ProcessIdentity { pid: 7, started: 99 };
         let whole = r#"{"what": "E", "text": "a\nb", "file": "t.py", "line": 3, "function": "f", "raised_in": "lib.py", "at_ns": 7}"#;
@@ -148,8 +215,28 @@ mod tests {
             (format!("8 99 started\n8 99 {short}\n7 99 started\n7 99 {whole}\n"), raised),
             (format!("8 99 started\n8 99 {whole}\n"), UncaughtException::Unknown),
         ] {
-            assert_eq!(parse(note.as_bytes(), rank), wanted, "{note:?}");
+            assert_eq!(parse(note.as_bytes(), rank), (wanted, RankNotes::default()), "{note:?}");
         }
-        assert_eq!(parse(b"\xff\n", rank), UncaughtException::Unknown);
+        assert_eq!(parse(b"\xff\n", rank).0, UncaughtException::Unknown);
+    }
+
+    #[test]
+    fn a_thread_and_a_call_of_exit_are_noted_beside() {
+        let rank = ProcessIdentity { pid: 7, started: 99 };
+        let note = concat!(
+            "7 99 started\n",
+            r#"7 99 {"thread": "loader", "what": "E", "text": "a", "file": "t.py", "line": 3, "function": "f", "at_ns": 7}"#,
+            "\n",
+            r#"7 99 {"exit": 3, "file": "t.py", "line": 9, "function": "main"}"#,
+            "\n",
+        );
+        let (main, notes) = parse(note.as_bytes(), rank);
+        assert_eq!(main, UncaughtException::None);
+        let place = |line, function: &str| CodeLocation { file: "t.py".into(), line, function: Some(function.into()) };
+        assert_eq!(notes.exit_call, Some((3, place(9, "main"))));
+        let fault = RankFault { what: "E".into(), text: "a".into(), place: Some(place(3, "f")) };
+        assert_eq!(notes.thread, Some(ThreadError { name: "loader".into(), fault, at: Duration::from_nanos(7) }));
+        let whole = [note, "7 99 {\"what\": \"E\", \"text\": \"b\"}\n"].concat();
+        assert!(matches!(parse(whole.as_bytes(), rank).0, UncaughtException::Raised(noted) if noted.fault.text == "b"));
     }
 }

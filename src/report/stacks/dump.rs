@@ -140,8 +140,17 @@ impl StackDump {
     /// Whether any Python stack of any rank has moved since an earlier dump. A rank whose stacks cannot be read has moved if it used
     /// CPU time.
     pub fn has_moved(&self, earlier: &Self) -> bool {
+        self.has_moved_where(earlier, |process| process.main_frames().is_empty())
+    }
+
+    /// As `has_moved`, of ranks whose main program has ended: a function of C that Python calls at its exit has no Python frame.
+    pub fn has_moved_at_exit(&self, earlier: &Self) -> bool {
+        self.has_moved_where(earlier, |process| process.threads.is_empty())
+    }
+
+    fn has_moved_where(&self, earlier: &Self, is_unread: impl Fn(&ProcessStack) -> bool) -> bool {
         let earlier_of = |rank: &RankStacks| earlier.ranks.iter().find(|one| one.local_rank == rank.local_rank);
-        let is_unread = |rank: &RankStacks| rank.main_process().is_none_or(|process| process.main_frames().is_empty());
+        let is_unread = |rank: &RankStacks| rank.main_process().is_none_or(&is_unread);
         let cpu = |rank: &RankStacks| rank.processes.iter().map(|process| process.cpu_seconds).sum::<f64>();
         self.ranks.len() != earlier.ranks.len()
             || self.ranks.iter().any(|rank| {
@@ -187,6 +196,20 @@ pub(super) mod tests {
             silent_seconds: Some(60.0),
             last_line: Some("step 7".into()),
         }
+    }
+
+    #[test]
+    fn a_rank_without_frames_moves_by_its_cpu_time_but_at_its_exit() {
+        let before = StackDump { ranks: vec![rank(0, 'R', &[])] };
+        let mut after = before.clone();
+        after.ranks[0].processes[0].cpu_seconds += 1.0;
+        assert!(after.has_moved(&before) && after.has_moved_at_exit(&before));
+        let thread = ThreadStack { thread: Some(7), name: None, frames: Vec::new() };
+        let [before, after] = [before, after].map(|mut dump| {
+            dump.ranks[0].processes[0].threads.push(thread.clone());
+            dump
+        });
+        assert!(after.has_moved(&before) && !after.has_moved_at_exit(&before));
     }
 
     #[test]

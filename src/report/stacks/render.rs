@@ -67,9 +67,18 @@ pub fn render_hang(dump: &StackDump, ranks: &[RankLine], facts: HangFacts) -> St
 }
 
 /// The report of a rank that an exception has ended and that does not exit. `late`: how long ago that was.
-pub fn render_stuck_exit(label: ProcessLabel, fault: &RankFault, late: Duration, dump: &StackDump) -> String {
+/// `is_busy`: it uses a CPU; `is_spared`: it is left alone for now.
+pub fn render_stuck_exit(
+    label: ProcessLabel,
+    fault: &RankFault,
+    late: Duration,
+    dump: &StackDump,
+    (is_busy, is_spared): (bool, bool),
+) -> String {
     let what = escape(&fault.in_a_line());
-    let head = format!("{label} failed {} ago ({what}) and does not exit; it gets SIGABRT", lasted(late));
+    let busy = if is_busy { "; it uses a CPU" } else { "" };
+    let end = if is_spared { "" } else { "; it gets SIGABRT" };
+    let head = format!("{label} failed {} ago ({what}) and does not exit{busy}{end}", lasted(late));
     let stacks = dump.ranks.iter().flat_map(|rank| {
         let main = rank.main_process().map(ProcessStack::main_frames).unwrap_or_default();
         frames(main).into_iter().chain(others(rank))

@@ -35,6 +35,9 @@ impl EventLoop<'_> {
         // One that is aborted already, for another reason, gets no second SIGABRT.
         let Some(stuck) = found.filter(|stuck| !ranks.is_aborted(stuck.local_rank)) else { return Ok(()) };
         let late = self.ranks.report_stuck_exit(&stuck);
+        if stuck.is_spared {
+            return Ok(());
+        }
         self.abort(vec![stuck.local_rank], AbortReason::StuckExit(late))
     }
 

@@ -13,6 +13,9 @@ use tracing::warn;
 
 const UNKNOWN: &str = "cannot find out whether a rank that has failed will exit";
 
+/// A rank that uses a CPU is ended once its Python has not moved for so many times the timeout: it may save, or upload.
+const BUSY_TIMEOUTS: u32 = 10;
+
 /// A rank that does not exit.
 #[derive(Clone, Debug)]
 pub struct StuckExit {
@@ -22,6 +25,10 @@ pub struct StuckExit {
     pub failed_at: Duration,
     /// Its stacks.
     pub dump: StackDump,
+    /// Whether it uses a CPU.
+    pub is_busy: bool,
+    /// Whether it is left alone for now.
+    pub is_spared: bool,
 }
 
 /// Watches the ranks of the present attempt.
@@ -30,6 +37,8 @@ pub struct ExitDetector<'a> {
     reader: PolledReader<'a>,
     /// When each rank failed, and when it is looked at next.
     failed: BTreeMap<usize, (Duration, Duration)>,
+    /// Those that use a CPU, which has been reported: since when their Python has not moved, and their stacks.
+    busy: BTreeMap<usize, (Duration, StackDump)>,
     /// The rank that is looked at.
     looked_at: usize,
     /// The attempt that is watched.
@@ -39,7 +48,7 @@ pub struct ExitDetector<'a> {
 impl<'a> ExitDetector<'a> {
     /// `timeout`: how long a rank may take to exit after its exception; `None`: any time.
     pub fn new(timeout: Option<Duration>, reader: PolledReader<'a>) -> Self {
-        Self { timeout, reader, failed: BTreeMap::new(), looked_at: 0, attempt: None }
+        Self { timeout, reader, failed: BTreeMap::new(), busy: BTreeMap::new(), looked_at: 0, attempt: None }
     }
 
     /// Whether the end of this rank is waited for already, or never.
@@ -65,6 +74,7 @@ impl<'a> ExitDetector<'a> {
         if attempt != self.attempt {
             self.attempt = attempt;
             self.failed.clear();
+            self.busy.clear();
             self.reader.give_up();
         }
         let (now, timeout) = (clock::now(), self.timeout.unwrap_or(Duration::MAX));
@@ -81,7 +91,7 @@ impl<'a> ExitDetector<'a> {
             return None;
         };
         let watched_seconds = WATCHED.min(timeout).as_secs_f64();
-        let hang = Some(HangQuestion { silent_seconds: 0.0, watched_seconds });
+        let hang = Some(HangQuestion { silent_seconds: 0.0, watched_seconds, is_exiting: true });
         self.looked_at = local_rank;
         match self.reader.start(StackRequest { ranks: vec![target], hang }) {
             Ok(()) => {}
@@ -105,14 +115,29 @@ impl<'a> ExitDetector<'a> {
         match answer {
             Ok(StackAnswer::Still { watched, dump, .. }) => {
                 let watched = Duration::try_from_secs_f64(watched).unwrap_or_default();
-                if !dump.ranks.iter().all(|rank| rank.is_idle(watched)) {
-                    return None;
+                let is_busy = !dump.ranks.iter().all(|rank| rank.is_idle(watched));
+                let most = self.timeout.unwrap_or(Duration::MAX).saturating_mul(BUSY_TIMEOUTS);
+                let before = self.busy.remove(&local_rank);
+                let is_reported = before.is_some();
+                let still_since = before.filter(|(_, stacks)| !dump.has_moved_at_exit(stacks)).map(|(since, _)| since);
+                let still_since = still_since.unwrap_or_else(clock::now);
+                let is_spared = is_busy && clock::now().saturating_sub(still_since) < most;
+                if is_spared {
+                    self.busy.insert(local_rank, (still_since, dump.clone()));
+                    if is_reported {
+                        return None;
+                    }
+                } else {
+                    // It is aborted, and looked at no more.
+                    *look_at = Duration::MAX;
                 }
-                // It is aborted, and looked at no more.
-                *look_at = Duration::MAX;
-                Some(StuckExit { local_rank, failed_at: *failed_at, dump })
+                Some(StuckExit { local_rank, failed_at: *failed_at, dump, is_busy, is_spared })
             }
-            Ok(_) => None,
+            // Its Python moves: it works.
+            Ok(_) => {
+                self.busy.entry(local_rank).and_modify(|(since, _)| *since = clock::now());
+                None
+            }
             Err(error) => {
                 warn!("{UNKNOWN}: {error}");
                 None

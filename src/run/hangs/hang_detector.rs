@@ -107,8 +107,8 @@ impl<'a> HangDetector<'a> {
     /// for them.
     pub fn new(timeout: Option<Duration>, has_other_nodes: bool, reader: PolledReader<'a>) -> Self {
         let silent = timeout.unwrap_or(Duration::MAX);
-        let question =
-            HangQuestion { silent_seconds: silent.as_secs_f64(), watched_seconds: WATCHED.min(silent).as_secs_f64() };
+        let watched_seconds = WATCHED.min(silent).as_secs_f64();
+        let question = HangQuestion { silent_seconds: silent.as_secs_f64(), watched_seconds, is_exiting: false };
         Self {
             watch: HangWatch::new(timeout),
             question,

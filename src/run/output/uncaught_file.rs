@@ -2,7 +2,7 @@
 //! stays behind; the rank opens it by its path in /proc, for which it has to run as the launcher's user (proc_pid_fd(5)).
 //! `rlaunch.heartbeat()` renews its time.
 
-use crate::report::cause::uncaught::{ProcessIdentity, UncaughtException, parse};
+use crate::report::cause::uncaught::{ProcessIdentity, RankNotes, UncaughtException, parse};
 use crate::sys::io::fd;
 use crate::sys::process::procfs;
 use std::fs::File;
@@ -38,7 +38,7 @@ impl UncaughtFile {
     }
 
     /// What this process of the rank has noted so far.
-    pub fn read(&self, rank: ProcessIdentity) -> UncaughtException {
+    pub fn read(&self, rank: ProcessIdentity) -> (UncaughtException, RankNotes) {
         let mut bytes = vec![0; LONGEST];
         let read = self.0.read_at(&mut bytes, 0).unwrap_or(0);
         parse(&bytes[..read], rank)
@@ -53,12 +53,12 @@ mod tests {
     #[test]
     fn what_another_writes_to_the_path_is_read() {
         let (file, rank) = (UncaughtFile::new().unwrap(), ProcessIdentity { pid: 7, started: 99 });
-        assert_eq!(file.read(rank), UncaughtException::Unknown);
+        assert_eq!(file.read(rank).0, UncaughtException::Unknown);
         std::fs::write(file.path(), "7 99 started\n").unwrap();
-        assert_eq!(file.read(rank), UncaughtException::None);
+        assert_eq!(file.read(rank).0, UncaughtException::None);
         let file = file.emptied().unwrap();
-        assert_eq!(file.read(rank), UncaughtException::Unknown);
+        assert_eq!(file.read(rank).0, UncaughtException::Unknown);
         std::fs::write(file.path(), format!("7 99 started\n7 99 {}\n", "x".repeat(2 * LONGEST))).unwrap();
-        assert_eq!(file.read(rank), UncaughtException::Unknown);
+        assert_eq!(file.read(rank).0, UncaughtException::Unknown);
     }
 }

@@ -56,7 +56,7 @@ impl RankProcesses<'_> {
             UncaughtException::Unknown | UncaughtException::None => RankFault::default(),
         };
         let late = clock::now().saturating_sub(stuck.failed_at);
-        let text = render_stuck_exit(label, &fault, late, &stuck.dump);
+        let text = render_stuck_exit(label, &fault, late, &stuck.dump, (stuck.is_busy, stuck.is_spared));
         self.journal.write_later(JournalEvent::StuckExit {
             role: label.role,
             rank: label.number,
@@ -80,7 +80,9 @@ impl RankProcesses<'_> {
                 ("--straggler_timeout", format!("it still ran {limit} s after {first} had exited successfully"))
             }
         };
+        let is_together = matches!(reason, AbortReason::Hang(_)) && ranks.len() > 1;
         for local_rank in ranks {
+            self.processes[*local_rank].aborted_together = is_together;
             self.processes[*local_rank].aborted = Some(format!("rlaunch sent it SIGABRT ({option}): {why}"));
         }
     }
@@ -117,6 +119,9 @@ impl RankProcesses<'_> {
         if is_spared {
             text += "\nno rank is aborted: the odd one uses a CPU, or ranks of other nodes may be at work";
         }
+        if let Some(thread) = self.describe_first_thread_error() {
+            text += &format!("\n{thread}");
+        }
         let mut next = "`rlaunch stacks` shows the stacks again, `rlaunch stop` ends the job".to_owned();
         if self.launch.hang.on_hang == OnHang::Report {
             next += "; --on_hang abort ends such a job by itself";
@@ -131,7 +136,19 @@ impl RankProcesses<'_> {
             report: &text,
         });
         self.listener.hang_found(&format!("{text}\n{next}"));
-        let silent = || format!("no rank had written anything for {}", lasted(found.silence));
+        let silent = || format!("no rank had written anything for {}, and none stands out", lasted(found.silence));
+        if let Some(thread) = self.describe_first_thread_error() {
+            return thread;
+        }
         conclude(&found.dump, &ranks).unwrap_or_else(silent)
+    }
+
+    /// The first thread that an exception has ended in any rank, which is why the others may wait.
+    fn describe_first_thread_error(&self) -> Option<String> {
+        let living = (0..self.processes.len()).filter(|local| self.processes[*local].exit.is_none());
+        let errors = living.filter_map(|local| Some((self.read_notes(local).1.thread?, local)));
+        let (thread, local) = errors.min_by_key(|(thread, _)| thread.at)?;
+        let (label, ago) = (self.launch.plan.ranks[local].label(), lasted(clock::now().saturating_sub(thread.at)));
+        Some(format!("{label}'s thread {} ended {ago} before by {}", thread.name, thread.fault.in_a_line()))
     }
 }

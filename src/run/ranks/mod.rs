@@ -10,8 +10,9 @@ pub mod start_error;
 use self::prepared_rank::PreparedRank;
 use crate::model::{Exit, ProcessLabel};
 use crate::plan::OutputPlan;
+use crate::probe::limits::rank_limits::RankLimits;
 use crate::rendezvous::torch_store::StoreSockets;
-use crate::report::cause::uncaught::{ProcessIdentity, UncaughtException};
+use crate::report::cause::uncaught::{ProcessIdentity, RankNotes, UncaughtException};
 use crate::report::job_status::LaunchPhase;
 use crate::report::lost_peer;
 use crate::run::engine::{AttemptState, PendingExit, RankHost, RankStart, StartError};
@@ -282,8 +283,12 @@ impl<'a> RankProcesses<'a> {
     }
 
     fn read_uncaught(&self, local: usize) -> UncaughtException {
+        self.read_notes(local).0
+    }
+
+    fn read_notes(&self, local: usize) -> (UncaughtException, RankNotes) {
         let RankState { pid: Some(pid), started, .. } = self.processes[local] else {
-            return UncaughtException::Unknown;
+            return Default::default();
         };
         let rank = ProcessIdentity { pid, started };
         self.uncaught_files[local].as_ref().map(|file| file.read(rank)).unwrap_or_default()
@@ -324,6 +329,7 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn before_reap(&mut self, end: &PendingExit<'_>) {
+        self.processes[end.id.local_rank].limits = RankLimits::of(end.pid);
         let key = sweep::rank_key(&self.launch.job_key, end.id.attempt, end.id.local_rank);
         let key = (key.as_str(), self.launch.key_places());
         let found = after_rank(end, key, &self.launch.no_sweep, &mut self.sweep_budget);
@@ -334,9 +340,11 @@ impl RankHost for RankProcesses<'_> {
     fn reaped(&mut self, id: ChildId, child: &Child, exit: Exit, signalled: bool) {
         // What follows reads the end of its log.
         self.outputs.iter().filter(|(local, _)| *local == id.local_rank).for_each(|(_, output)| output.drain());
+        let (uncaught, notes) = self.read_notes(id.local_rank);
         if !signalled {
-            self.processes[id.local_rank].uncaught = self.read_uncaught(id.local_rank);
+            self.processes[id.local_rank].uncaught = uncaught;
         }
+        self.processes[id.local_rank].notes = notes;
         let process = &mut self.processes[id.local_rank];
         (process.exit, process.signalled) = (Some(exit), signalled);
         process.usage = child.usage();

@@ -2,6 +2,7 @@
 
 use crate::model::{Exit, Role};
 use crate::plan::RankPlan;
+use crate::report::cause::uncaught::ThreadError;
 use crate::report::failure_report::{Culprit, FailureCause, FailureReport};
 use crate::report::secrets;
 use crate::run::launch::Launch;
@@ -11,6 +12,7 @@ use crate::run::record::job_culprit::JobCulprit;
 use crate::run::record::journal::VERSION;
 use crate::run::sweep::SweepResult;
 use crate::supervise::{NodeOutcome, RankReport};
+use crate::sys::clock;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -99,8 +101,24 @@ struct RankRecord<'a> {
     disk_written_bytes: Option<u64>,
     swept: usize,
     log: String,
+    thread_error: Option<ThreadErrorRecord<'a>>,
     /// Variables that the launcher sets for this rank with a value of its own.
     environment: BTreeMap<&'a str, String>,
+}
+
+/// The first exception that ended a thread of a rank.
+#[derive(Debug, Serialize)]
+struct ThreadErrorRecord<'a> {
+    thread: &'a str,
+    exception: &'a str,
+    text: &'a str,
+    /// In seconds since 1970.
+    ended: f64,
+}
+
+fn thread_error(error: &ThreadError) -> ThreadErrorRecord<'_> {
+    let ended = clock::wall().saturating_sub(clock::now().saturating_sub(error.at)).as_secs_f64();
+    ThreadErrorRecord { thread: &error.name, exception: &error.fault.what, text: &error.fault.text, ended }
 }
 
 /// Builds the record of a job. `failure`: the failure report and its text; `job_end`: the outcome of the whole job as text, for
@@ -151,6 +169,7 @@ pub fn build_result<'a>(
             disk_written_bytes: usage.map(|usage| usage.disk_written),
             swept: launched.swept[local].len(),
             log: launch.tail_file(local, process.attempt).map_or(String::new(), |log| log.display().to_string()),
+            thread_error: process.notes.thread.as_ref().map(thread_error),
             environment: own.map(|(name, value)| (&**name, secrets::value(name, value))).collect(),
         }
     };

@@ -81,6 +81,9 @@ pub struct HangQuestion {
     pub silent_seconds: f64,
     /// Seconds for which the stacks are watched.
     pub watched_seconds: f64,
+    /// Whether the main program of the rank has ended.
+    #[serde(default)]
+    pub is_exiting: bool,
 }
 
 /// What the reader process answers.
@@ -132,7 +135,8 @@ pub fn answer(request: &StackRequest) -> StackAnswer {
         pidfd::await_any(&[], Duration::from_secs_f64(pause));
         last = dump(&request.ranks);
         dumps += 1;
-        if last.has_moved(&first) {
+        let has_moved = if hang.is_exiting { last.has_moved_at_exit(&first) } else { last.has_moved(&first) };
+        if has_moved {
             return StackAnswer::Moved;
         }
     }

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import python_stories
+import reason_stories
 import signal_stories
 import torch_stories
 import paddle_stories

@@ -49,6 +49,7 @@ class Blamer:
     def run(self, of: Story, folder: Path, head: str = "") -> BlameReport:
         (folder / "train.py").write_text(of.script(head))
         env = {name: value for name, value in environment().items() if not STEERING.match(name)}
+        env.update(of.environment)
         command = [sys.executable, "-m", *self.options(of.ranks), "train.py"]
         done = subprocess.run(
             command,

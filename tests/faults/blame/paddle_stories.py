@@ -114,6 +114,23 @@ story(
     framework="paddle",
 )
 story(
+    "paddle-loader-exit",
+    "a worker of a DataLoader exits",
+    """
+    class Data(paddle.io.Dataset):
+        def __len__(self): return 8
+        def __getitem__(self, index):
+            if index == 5:
+                os._exit(3)
+            return index
+    if rank == 1:
+        for batch in paddle.io.DataLoader(Data(), batch_size=2, num_workers=1): pass
+    """,
+    r"DataLoader 1 workers exit unexpectedly",
+    culprits=1,
+    framework="paddle",
+)
+story(
     "paddle-loader-finally",
     "an exception in a worker of a DataLoader, then the barrier of the clean-up fails",
     TRUNCATED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 # Above the script of every rank: its number, and files by which ranks wait for each other.
@@ -74,6 +74,8 @@ class Story:
     never: tuple[str, ...] = ("another node", "other nodes")
     ranks: int = 2
     framework: str | None = None
+    # Variables of the launcher.
+    environment: tuple[tuple[str, str], ...] = ()
 
     def script(self, head: str = "") -> str:
         """The program of all ranks. `head`: what it begins with."""
@@ -93,9 +95,12 @@ def story(
     framework: str | None = None,
     then: str | None = None,
     never: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Adds one. `then`: what all ranks do after the body; the default is in GO_ON."""
     assert name not in STORIES, name
     found = frozenset([culprits] if isinstance(culprits, int) else culprits)
     text = "\n".join([textwrap.dedent(body).strip(), GO_ON[framework] if then is None else then, ""])
-    STORIES[name] = Story(name, title, text, found, reason, (*Story.never, *never), ranks, framework)
+    variables = tuple((environment or {}).items())
+    excluded = (*Story.never, *never)
+    STORIES[name] = Story(name, title, text, found, reason, excluded, ranks, framework, variables)

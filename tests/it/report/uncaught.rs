@@ -19,7 +19,13 @@ const LATER: &str = "WARNING:root:low on space\nWARNING:root:done\n";
 fn raised(what: &str, text: &str) -> UncaughtException {
     let place = CodeLocation { file: "t.py".into(), line: 9, function: Some("main".into()) };
     let fault = RankFault { what: what.into(), text: text.into(), place: Some(place) };
-    UncaughtException::Raised(NotedException { fault, raised_in: None, at: std::time::Duration::ZERO })
+    UncaughtException::Raised(NotedException {
+        fault,
+        raised_in: None,
+        interpreter: None,
+        other_venv: None,
+        at: std::time::Duration::ZERO,
+    })
 }
 
 fn found(text: &str, exit: Exit, uncaught: &UncaughtException) -> Option<Blame> {
@@ -197,6 +203,17 @@ SystemError: (Fatal) Blocking queue is killed because the data reader raises an 
             (root.in_a_line().as_str(), root.place.unwrap().file.as_str()),
             ("ValueError: bad sample 9", "data.py")
         );
+    }
+    // A worker has died: the line comes before the traceback, or after it.
+    let (_, system_error) = text.rsplit_once("\n\n").unwrap();
+    let died = "DataLoader 1 workers exit unexpectedly, pids: 21099";
+    let warning = format!("[2026-11-29 03:52:42,197] [ WARNING] dataloader_iter.py:733 - {died}\n");
+    for text in [[&warning, system_error].concat(), [system_error, "\n", &warning].concat()] {
+        for uncaught in [UncaughtException::Unknown, raised("SystemError", note)] {
+            let blame = found(&text, Exit::Code(1), &uncaught).unwrap();
+            assert_eq!(blame.fault.what, "SystemError");
+            assert_eq!(blame.root.unwrap().in_a_line(), died);
+        }
     }
     // The clean-up of the program fails too.
     let barrier = "

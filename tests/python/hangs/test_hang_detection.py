@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import rlaunch
-from launching import Place, environment, free_ports, until
+from launching import Place, environment, free_ports, until, validate
 
 HANGS = """
 def wait_for_ever():
@@ -142,6 +142,33 @@ def test_abort_without_an_odd_rank_ends_all(place: Place) -> None:
     assert "ranks 0, 1 get SIGABRT (--on_hang abort)" in ended.stderr, ended.stderr
 
 
+def test_a_thread_that_ended_by_an_exception_is_why_all_hang(place: Place) -> None:
+    place.script("""
+        import queue, threading
+        batches = queue.Queue()
+        def load():
+            await_file("ready.0")
+            if rank == 1:
+                raise RuntimeError("cannot read shard 3")
+            sleep()
+        threading.Thread(target=load, name="loader", daemon=True).start()
+        tell("ready", os.getpid())
+        batches.get()
+    """)
+    ended = place.run("--nproc_per_node=2", "--hang_timeout=1", "--on_hang=abort", "train.py")
+    result = place.result()
+    validate(result, "result")
+    assert result["culprit"] == 1, ended.stderr
+    error = result["ranks"][1]["thread_error"]
+    assert (error["thread"], error["exception"]) == ("loader", "RuntimeError")
+    assert error["text"] == "cannot read shard 3"
+    assert error["ended"] < result["ranks"][1]["ended"]
+    assert result["ranks"][0]["thread_error"] is None
+    (event,) = hangs(place)
+    thread = r"rank 1's thread loader ended \S+ s before by RuntimeError: cannot read shard 3$"
+    assert re.search(thread, str(event["report"]), re.MULTILINE), event
+
+
 def test_a_stopped_rank_is_aborted(place: Place) -> None:
     place.script("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else sleep()\n")
     ended = place.run("--nproc_per_node=2", "--hang_timeout=0.5", "--on_hang=abort", "train.py")
@@ -178,7 +205,7 @@ def test_torchruns_command_line(tmp_path: Path) -> None:
     assert "the job seems to hang: no rank has written anything to stderr for" in done.stderr, done.stderr
     assert re.search(r"^ranks 0, 1 \(2 of 2\): in wait_for_ever \(", done.stderr, re.MULTILINE), done.stderr
     root = done.stderr.partition("\nRoot Cause (first observed failure):\n")[2]
-    why = r"no rank had written anything for \S+ s"
+    why = r"no rank had written anything for \S+ s, and none stands out"
     assert re.search(
         rf"^  aborted   : rlaunch sent it SIGABRT \(--on_hang abort\): {why}$", root, re.MULTILINE
     ), done.stderr

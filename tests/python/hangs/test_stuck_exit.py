@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launching import Place, environment, until, validate
@@ -75,15 +77,15 @@ def test_a_rank_that_still_works_is_left_alone(place: Place) -> None:
         atexit.register(save)
         raise ValueError("bad sample 17") if rank == 1 else SystemExit
     """)
-    with place.start("--nproc_per_node=2", "--exit_timeout=0.3", "train.py") as launcher:
-        place.ready(0)
+    with place.start("--nproc_per_node=2", "--exit_timeout=0.5", "train.py") as launcher:
         until(lambda: "saving.1" in place.names(), "rank 1")
+        # More than ten times the timeout: a rank whose Python does not move would be ended.
         with pytest.raises(subprocess.TimeoutExpired):
-            launcher.wait(timeout=2)
+            launcher.wait(timeout=6)
         (place.folder / "saved").touch()
         ended = place.wait(launcher)
     assert ended.status == 1, ended.stderr
-    assert "does not exit" not in ended.stderr
+    assert place.result()["ranks"][1]["exit"] == {"code": 1}
 
 
 def test_a_second_attempt_is_watched_too(place: Place) -> None:
@@ -113,18 +115,66 @@ def test_one_that_is_aborted_already_is_not_reported(place: Place) -> None:
     assert not [one for one in place.events() if one["event"] == "stuck_exit"]
 
 
+LOCKED = """
+import ctypes, mmap
+def shared_lock(path):
+    with open(path, "r+b") as file:
+        return ctypes.byref((ctypes.c_char * 64).from_buffer(mmap.mmap(file.fileno(), 64)))
+"""
+
+
 def test_a_rank_that_works_in_c_is_left_alone(place: Place) -> None:
-    place.script("""
-        import atexit, hashlib
-        def save():
-            tell("saving", os.getpid())
-            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 4_000_000)
-        atexit.register(save)
-        raise ValueError("bad sample 17")
-    """)
-    ended = place.run("--nproc_per_node=1", "--exit_timeout=0.5", "train.py")
+    (place.folder / "lock").write_bytes(bytes(64))
+    made: dict[str, Any] = {}
+    exec(LOCKED, made)
+    libc, lock = ctypes.CDLL(None), made["shared_lock"](place.folder / "lock")
+    assert (libc.pthread_spin_init(lock, 1), libc.pthread_spin_lock(lock)) == (0, 0)
+    place.script(f"""
+{LOCKED}
+import atexit
+tell("ready", os.getpid())
+atexit.register(ctypes.CDLL(None).pthread_spin_lock, shared_lock("lock"))
+raise ValueError("bad sample 17")
+""")
+    with place.start("--nproc_per_node=1", "--exit_timeout=6", "train.py") as launcher:
+        until(lambda: "ready.0" in place.names(), "rank 0")
+        until(lambda: any(one["event"] == "stuck_exit" for one in place.events()), "the look at rank 0")
+        libc.pthread_spin_unlock(lock)
+        ended = place.wait(launcher)
     assert ended.status == 1, ended.stderr
-    assert "does not exit" not in ended.stderr
+    (report,) = [one["report"] for one in place.events() if one["event"] == "stuck_exit"]
+    assert "it uses a CPU" in report, report
+    assert place.result()["ranks"][0]["exit"] == {"code": 1}
+
+
+# Its exit hook waits, or spins, and it never imports threading.
+HOOK = """
+import atexit, os, sys
+if os.environ["PADDLE_TRAINER_ID"] == "1":
+    @atexit.register
+    def hook():
+        if "spin" in sys.argv:
+            import ctypes
+            lock = ctypes.create_string_buffer(64)
+            ctypes.CDLL(None).pthread_spin_init(lock, 0)
+            while True:
+                ctypes.CDLL(None).pthread_spin_lock(lock)
+        os.read(os.pipe()[0], 1)
+    raise ValueError("bad sample 17")
+os.read(os.pipe()[0], 1)
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
+@pytest.mark.parametrize("hook", ["wait", "spin"])
+def test_an_exit_hook_that_never_returns(hook: str, more: list[str], place: Place) -> None:
+    (place.folder / "train.py").write_text(HOOK)
+    ended = place.run("--nproc_per_node=2", "--exit_timeout=0.5", *more, "train.py", hook)
+    result = place.result()
+    assert (result["culprit"], result["reason"]) == (1, "ValueError: bad sample 17"), ended.stderr
+    reports = [one["report"] for one in place.events() if one["event"] == "stuck_exit"]
+    assert ["it uses a CPU" in one for one in reports] == ([True, True] if hook == "spin" else [False])
+    assert "SIGABRT" in reports[-1], reports
 
 
 @pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])

@@ -65,6 +65,24 @@ def test_a_failure_raises_with_the_report(place: Host, capsys: pytest.CaptureFix
     assert re.search(r"Container failed !!!\nContainer rank 1 .*\nLAUNCH INFO .* Exit code 3\n$", err)
 
 
+def test_ranks_that_fail_at_one_moment_have_their_own_exit_codes(place: Host) -> None:
+    place.script("""
+        import atexit
+        if rank == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            atexit.register(sleep)
+            atexit.register(tell, "exiting")
+            raise ValueError("bad sample 17")
+        await_file("exiting.0")
+        sys.exit(4)
+    """)
+    with pytest.raises(rlaunch.WorkerError) as caught:
+        rlaunch.launch(Path("train.py"), nproc_per_node=2)
+    report = caught.value.report
+    assert report.exit_status == report.ranks[report.culprit or 0].exitcode
+    assert [(rank.exitcode, rank.told) for rank in report.ranks] == [(1, True), (4, False)]
+
+
 def test_an_uncaught_error_is_on_the_screen_once(place: Host) -> None:
     place.script(FAIL)
     place.host('rlaunch.launch("train.py", nproc_per_node=2)')

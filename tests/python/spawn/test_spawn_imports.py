@@ -8,6 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,37 @@ def test_what_only_the_main_module_makes_is_sent_by_name(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["os.path", "email.mime.text", "sys", "rlaunch._lib", "pytest"])
 def test_modules_that_a_rank_can_import(name: str) -> None:
     assert can_import(name)
+
+
+MAIN_FAILS = """
+import rlaunch, rlaunch.torch
+if __name__ == "__mp_main__":
+    import not_installed_here
+
+def train(*_): pass
+
+if __name__ == "__main__":
+    for method in METHODS:
+        try:
+            if method == "zygote":
+                rlaunch.spawn(train, nprocs=2, backend="gloo", start_method=method, preload="decimal")
+            else:
+                rlaunch.spawn(train, nprocs=2, backend="gloo", start_method=method)
+        except rlaunch.RankError as error:
+            print(method, error.exitcode, error.traceback.strip().rpartition("\\n")[2])
+    try:
+        rlaunch.torch.spawn(train, nprocs=2)
+    except rlaunch.errors.ProcessRaisedException as error:
+        print("torch", str(error).strip().rpartition("\\n")[2])
+"""
+
+
+def test_a_main_module_that_a_rank_cannot_import_reaches_the_caller(tmp_path: Path) -> None:
+    methods = [*PICKLING, "zygote"]
+    error = "ModuleNotFoundError: No module named 'not_installed_here'"
+    expected = [*(f"{method} 1 {error}" for method in methods), f"torch {error}"]
+    text = MAIN_FAILS.replace("METHODS", repr(methods))
+    assert _run_program(tmp_path, text).splitlines() == expected
 
 
 class Private:
@@ -243,6 +275,32 @@ def test_an_exit_status_stays_one(code: int) -> None:
     with pytest.raises(ProcessExitedException) as exited:
         rlaunch.torch.spawn(_Unindexed(exit_with), (code,), 1)
     assert exited.value.exit_code == int(code)
+
+
+class _ExitTogether:
+    """Exits with 3 plus its rank, when the other rank does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, rank: int | None = None) -> None:
+        number = int(os.environ["PADDLE_TRAINER_ID"]) if rank is None else rank
+        (self.folder / str(number)).touch()
+        while not (self.folder / str(1 - number)).exists():
+            time.sleep(0.001)
+        sys.exit(3 + number)
+
+
+@each_method
+def test_ranks_that_fail_at_one_moment_have_their_own_exit_codes(method: str, tmp_path: Path) -> None:
+    with pytest.raises(RankError) as caught:
+        spawn(_ExitTogether(tmp_path), method, 2)
+    assert (caught.value.rank, caught.value.exitcode) in [(0, 3), (1, 4)]
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(ProcessExitedException) as exited:
+        rlaunch.torch.start_processes(_ExitTogether(tmp_path), (), 2, start_method=method)
+    assert (exited.value.error_index, exited.value.exit_code) in [(0, 3), (1, 4)]
 
 
 @pytest.mark.parametrize("code", [0, None])

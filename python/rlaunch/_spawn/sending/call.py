@@ -24,7 +24,13 @@ _HEADER = struct.Struct("=Q")
 
 
 class Call:
-    """A function and its arguments. Can be an argument of a process under every start method."""
+    """A function and its arguments. Can be an argument of a process under every start method.
+
+    Attributes:
+        main_error: in a rank, the exception by which its import of the main module failed.
+    """
+
+    main_error: BaseException | None = None
 
     def __init__(self, func: Any, args: Any) -> None:
         self._content = func, args
@@ -45,7 +51,10 @@ class Call:
         return DupFd(self._memory.fileno())
 
     def __setstate__(self, state: Any) -> None:
-        self._memory = self._error = None
+        self._memory, self._error = None, self.main_error
+        if self._error is not None:
+            os.close(state.detach())
+            return
         try:
             with open(state.detach(), "rb", buffering=1 << 20) as file:
                 self._content = load_call(file)
@@ -58,7 +67,7 @@ class Call:
         """Returns the function and its arguments.
 
         Raises:
-            BaseException: what unpickling has raised.
+            BaseException: what unpickling or the import of the main module has raised.
         """
         if self._error is not None:
             raise self._error

@@ -31,7 +31,7 @@ from ..._process import debugger
 from ..._process.signal_mask import blocked_signals
 from ..sending.pickling import build_preparation_data
 from ..worker import open_log
-from .preparation import RunOnUnpickling, add_cell_sources
+from .preparation import RunOnUnpickling, add_cell_sources, keep_error_of_main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +123,7 @@ def _write_payload(file: Any, popen: Any, process_obj: RankProcess, before_main:
         # The child unpickles the data before it imports the main module.
         data = {"_rlaunch_first": RunOnUnpickling(before_main), **data}
     add_cell_sources(data)
+    keep_error_of_main(data)
     context.set_spawning_popen(popen)
     try:
         reduction.dump(data, file)

@@ -18,6 +18,29 @@ class RunOnUnpickling:
         return exec, (self._code, self._variables)
 
 
+# The call then raises the exception, as if the function had (`Call.take`).
+_KEEP_ERROR = """
+from multiprocessing import spawn
+
+def keep_error(import_main):
+    def import_or_keep_error(where):
+        try:
+            import_main(where)
+        except Exception as error:
+            from rlaunch._spawn.sending.call import Call
+            Call.main_error = error
+    return import_or_keep_error
+
+for name in ("_fixup_main_from_name", "_fixup_main_from_path"):
+    setattr(spawn, name, keep_error(getattr(spawn, name)))
+"""
+
+
+def keep_error_of_main(data: dict[str, Any]) -> None:
+    """Has a rank report an exception of its import of the main module to its parent."""
+    data["_rlaunch_main"] = RunOnUnpickling(_KEEP_ERROR)
+
+
 def add_cell_sources(data: dict[str, Any]) -> None:
     """Adds the source lines of what was typed in a notebook or at a prompt, which are in no file.
 

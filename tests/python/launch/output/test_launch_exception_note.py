@@ -155,7 +155,12 @@ CAUGHT_OR_HOOK = (
         pytest.param(RETRIED, ["ValueError: loss is nan"], "at .*retry|did not end", id="retried"),
         pytest.param(CONSOLE, ["data set 7 is empty", CAUGHT_OR_HOOK], "Traceback of", id="console"),
         pytest.param(DAEMON, ["ValueError: loss is nan"], "  OSError: helper cannot bind", id="daemon"),
-        pytest.param(OLD, ["FATAL: NaN in loss", "exit code 3"], "KeyError", id="old"),
+        pytest.param(
+            OLD,
+            ["logged before: KeyError: 'cache' (caught), 101 lines", "exit code 3"],
+            "^  KeyError",
+            id="old",
+        ),
     ],
 )
 def test_what_ended_one_rank(place: Place, script: str, said: list[str], not_said: str) -> None:

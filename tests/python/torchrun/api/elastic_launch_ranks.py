@@ -36,6 +36,15 @@ def fails_and_is_slow_to_end() -> None:
     os._exit(4)
 
 
+def fails_with_its_own_code(folder: str) -> None:
+    """Exits with 3 plus its rank, when the other rank does."""
+    rank, there = int(os.environ["RANK"]), Path(folder)
+    (there / str(rank)).touch()
+    while not (there / str(1 - rank)).exists():
+        time.sleep(0.001)
+    sys.exit(3 + rank)
+
+
 def ends_without_a_result() -> None:
     os._exit(0)
 

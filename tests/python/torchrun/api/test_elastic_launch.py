@@ -17,6 +17,7 @@ from elastic_launch_ranks import (
     ends_without_a_result,
     fails_and_is_slow_to_end,
     fails_on_rank_1,
+    fails_with_its_own_code,
     identity,
     succeeds_at_last,
 )
@@ -104,9 +105,18 @@ def test_the_first_failure_is_the_root_cause_though_its_rank_was_stopped() -> No
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config(), fails_and_is_slow_to_end)()
     rank, failure = caught.value.get_first_failure()
-    assert (rank, failure.exitcode) == (0, -signal.SIGTERM)
+    assert (rank, failure.exitcode) == (0, 1), "the exit status that its exception makes"
     assert failure.message["message"] == "ValueError: the cause"
     assert caught.value.failures[1].exitcode == 4
+
+
+def test_ranks_that_fail_at_one_moment_have_their_own_exit_codes(tmp_path: Path) -> None:
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(), fails_with_its_own_code)(str(tmp_path))
+    codes = {rank: failure.exitcode for rank, failure in caught.value.failures.items()}
+    assert codes.items() <= {0: 3, 1: 4}.items()
+    rank, failure = caught.value.get_first_failure()
+    assert failure.exitcode == codes[rank]
 
 
 def test_a_rank_that_ends_without_returning_has_no_result() -> None:
