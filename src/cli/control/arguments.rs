@@ -13,8 +13,8 @@ use std::path::PathBuf;
 /// The name of the command.
 pub(super) const PROGRAM: &str = "rlaunch";
 
-const JOB_OF_HERE: &str = "The launcher's process id, the job's id or its log folder [default: the only job, if it was started in this folder]";
-const JOB: &str = "The launcher's process id, the job's id or its log folder [default: the only job that runs]";
+const JOB_OF_HERE: &str = "The launcher's process id, the job's id, its log folder or its script [default: the job that runs of this folder]";
+const JOB: &str = "The launcher's process id, the job's id, its log folder or its script [default: the job of this folder]";
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -56,8 +56,11 @@ pub(super) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// List the jobs that run
+    /// List the jobs that run, and those that have ended
     Ps {
+        /// Also the last jobs that have ended
+        #[arg(long, short)]
+        all: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -66,8 +69,8 @@ pub(super) enum Command {
     ///
     /// Includes the ranks of all nodes.
     Status {
-        #[arg(help = JOB)]
-        job: Option<String>,
+        #[command(flatten)]
+        job: JobName,
         /// Print JSON
         #[arg(long, conflicts_with = "watch")]
         json: bool,
@@ -82,8 +85,8 @@ pub(super) enum Command {
     ///
     /// A key stops the job.
     Top {
-        #[arg(help = JOB)]
-        job: Option<String>,
+        #[command(flatten)]
+        job: JobName,
         /// Only this machine's ranks, not those of the job's other nodes
         #[arg(long, alias = "this_node")]
         this_node: bool,
@@ -92,8 +95,8 @@ pub(super) enum Command {
     ///
     /// These are the Python stacks of the ranks of all nodes. Equal stacks are shown once.
     Stacks {
-        #[arg(help = JOB)]
-        job: Option<String>,
+        #[command(flatten)]
+        job: JobName,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -103,8 +106,8 @@ pub(super) enum Command {
     },
     /// Show the last lines of the ranks' logs
     Logs {
-        #[arg(help = JOB)]
-        job: Option<String>,
+        #[command(flatten)]
+        job: JobName,
         /// Only this rank; may be repeated
         #[arg(long, short)]
         rank: Vec<usize>,
@@ -146,9 +149,8 @@ pub(super) enum Command {
     ///
     /// Works for ended and for running jobs.
     Report {
-        /// The job's log folder
-        #[arg(value_name = "LOG_DIR")]
-        folder: PathBuf,
+        #[command(flatten)]
+        job: JobName,
         /// The HTML file; - for stdout [default: LOG_DIR/rlaunch/report.html]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
@@ -183,6 +185,22 @@ pub(super) enum Command {
         /// The shell
         shell: Shell,
     },
+}
+
+/// The job that a command looks at.
+#[derive(Debug, Args)]
+pub(super) struct JobName {
+    #[arg(help = JOB)]
+    job: Option<String>,
+    /// The job's log folder, or the one above (--log-dir of rlaunch-run)
+    #[arg(long = "log_dir", alias = "log-dir", value_name = "FOLDER", conflicts_with = "job")]
+    log_dir: Option<String>,
+}
+
+impl JobName {
+    pub fn name(&self) -> Option<&str> {
+        self.job.as_deref().or(self.log_dir.as_deref())
+    }
 }
 
 /// How the ranks of a job are asked to end.

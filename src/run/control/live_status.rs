@@ -135,6 +135,7 @@ impl LiveStatus {
         status.host = host.to_owned();
         (status.launcher, status.supervisor) = (launcher, std::process::id() as i32);
         (status.log_dir, status.command) = (log_dir.to_owned(), command);
+        status.working_dir = std::env::current_dir().unwrap_or_default();
     }
 
     fn lock_requests(&self) -> MutexGuard<'_, Requests> {
@@ -205,6 +206,11 @@ impl LiveStatus {
         if let Some(rank) = self.lock().ranks.get_mut(local_rank) {
             rank.end(exit, now());
         }
+    }
+
+    /// When the launcher was started (seconds since 1970).
+    pub fn started(&self) -> f64 {
+        self.lock().started
     }
 
     /// A client wants another attempt. Returns the number of the present one.

@@ -10,7 +10,8 @@ mod tests;
 use crate::cli::common::startup::print_output;
 use crate::cli::control::client::Client;
 use crate::cli::control::error::ControlError;
-use crate::cli::control::{find_jobs, stacks_text};
+use crate::cli::control::jobs::find;
+use crate::cli::control::stacks_text;
 use crate::model::plain_text::escape;
 use crate::report::console::tail::{TailLimits, tail};
 use crate::run::control::message::ControlRequest;
@@ -54,7 +55,7 @@ pub(super) fn run(job: Option<&str>, this_node: bool) -> Result<(), ControlError
     if is_dumb || !stdin.is_terminal() || !stdout.is_terminal() {
         return Err(ControlError::NoTerminal);
     }
-    let (client, status) = find_jobs::find(job)?;
+    let (client, status) = find::find_to_watch(job)?;
     let end = format!(
         "job {} (pid {}) has ended; its logs are in {}\n",
         escape(&status.job_id),

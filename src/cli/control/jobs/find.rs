@@ -1,0 +1,195 @@
+//! Finds a job: one of this user's that runs on this machine, by its control socket, or one that has ended.
+
+use super::name::{Match, Names, Wanted, script};
+use super::table::in_home;
+use crate::cli::control::client::Client;
+use crate::cli::control::ended::find::{self as ended, Ended};
+use crate::cli::control::error::ControlError;
+use crate::model::Role;
+use crate::net::thread;
+use crate::report::job_status::{JobStatus, RankStatus};
+use crate::report::wording::named;
+use crate::run::control::message::{ControlAnswer, ControlRequest};
+use crate::run::control::runtime_folder;
+use crate::sys::clock;
+use crossbeam_channel::unbounded;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long a launcher may take to say which job it is. One that is stopped does not answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the others may take once the job that is meant has answered.
+const OTHERS: Duration = Duration::from_millis(300);
+
+type Running = (Client, JobStatus);
+
+/// The jobs of this user on this machine.
+pub(in crate::cli::control) struct Found {
+    /// Those whose launchers answer.
+    pub jobs: Vec<Running>,
+    /// The process ids and the sockets of launchers that do not.
+    pub silent: Vec<(i32, PathBuf)>,
+}
+
+/// The job that is meant.
+pub(in crate::cli::control) enum Target {
+    Running(Running),
+    Ended(Ended),
+}
+
+/// Finds all jobs that run. All launchers are asked at once.
+pub(in crate::cli::control) fn all() -> Result<Found, ControlError> {
+    ask(|_| false)
+}
+
+/// The same, without waiting for launchers that are slow once one has answered that is enough.
+fn ask(is_enough: impl Fn(&JobStatus) -> bool) -> Result<Found, ControlError> {
+    let sockets = runtime_folder::sockets()?;
+    let (sender, answers) = unbounded();
+    for (index, socket) in sockets.iter().enumerate() {
+        let (mut client, sender) = (Client::new(socket), sender.clone());
+        thread::spawn("rlaunch-ask", move || {
+            let answer = client.ask_within(ControlRequest::Status, PATIENCE);
+            // It may be too late.
+            let _ = sender.send((index, client, answer));
+        })
+        .map_err(ControlError::Thread)?;
+    }
+    drop(sender);
+    let mut slots: Vec<Option<Running>> = sockets.iter().map(|_| None).collect();
+    let mut is_silent = vec![true; sockets.len()];
+    // Each has a deadline of its own, and a moment to begin on a busy machine.
+    let mut until = clock::now() + PATIENCE * 2;
+    while let Ok((index, client, answer)) = answers.recv_timeout(until.saturating_sub(clock::now())) {
+        is_silent[index] = match answer {
+            Ok(ControlAnswer::Status(status)) => {
+                if is_enough(&status) {
+                    until = until.min(clock::now() + OTHERS);
+                }
+                slots[index] = Some((client, status));
+                false
+            }
+            Err(ControlError::Gone) => false,
+            Ok(_) | Err(_) => true,
+        };
+    }
+    let silent = sockets.into_iter().zip(is_silent).filter(|(_, is_silent)| *is_silent);
+    let silent = silent.filter_map(|(socket, _)| Some((socket.launcher()?, socket.file))).collect();
+    Ok(Found { jobs: slots.into_iter().flatten().collect(), silent })
+}
+
+/// The job that the user means, of those that run and those that have ended. Without a name: the one that runs of this folder, the only
+/// one that runs, or the last one of this folder.
+pub(in crate::cli::control) fn find(name: Option<&str>) -> Result<Target, ControlError> {
+    let Some(name) = name else {
+        let (mut here, mut elsewhere) = running_by_folder()?;
+        return match (here.pop(), elsewhere.pop()) {
+            (Some(job), _) => only(job, here, None),
+            (None, Some(job)) if elsewhere.is_empty() => Ok(Target::Running(job)),
+            (None, last) => {
+                let ended = std::env::current_dir().ok().and_then(|folder| ended::last_of(&folder));
+                match (ended, last) {
+                    (Some(ended), _) => Ok(Target::Ended(ended)),
+                    (None, Some(job)) => only(job, elsewhere, None),
+                    (None, None) => Err(ControlError::NoJobs),
+                }
+            }
+        };
+    };
+    match find_running(name)? {
+        Some(job) => Ok(Target::Running(job)),
+        None => ended::named(name)
+            .map(Target::Ended)
+            .ok_or_else(|| ControlError::NotFound { job: name.to_owned() }),
+    }
+}
+
+fn only(job: Running, others: Vec<Running>, name: Option<&str>) -> Result<Target, ControlError> {
+    if others.is_empty() {
+        return Ok(Target::Running(job));
+    }
+    let all = others.iter().chain([&job]).map(|(_, status)| describe(status)).collect();
+    let of = name.map(|name| format!(" with the name {name}")).unwrap_or_default();
+    Err(ControlError::Several { of, jobs: all })
+}
+
+/// The job that runs and has this name.
+fn find_running(name: &str) -> Result<Option<Running>, ControlError> {
+    let wanted = Wanted::new(name);
+    let how = |status: &JobStatus| Names::from(status).matches(&wanted);
+    let jobs = ask(|status| how(status) == Some(Match::Exact))?.jobs;
+    let mut found: Vec<(Match, Running)> = jobs.into_iter().filter_map(|job| Some((how(&job.1)?, job))).collect();
+    let best = found.iter().map(|(how, _)| *how).min();
+    found.retain(|(how, _)| Some(*how) == best);
+    let mut found: Vec<Running> = found.into_iter().map(|(_, job)| job).collect();
+    let Some(job) = found.pop() else { return Ok(None) };
+    match only(job, found, Some(name))? {
+        Target::Running(job) => Ok(Some(job)),
+        Target::Ended(_) => Ok(None),
+    }
+}
+
+/// The job that runs, to be looked at as only those can.
+pub(in crate::cli::control) fn find_to_watch(name: Option<&str>) -> Result<Running, ControlError> {
+    match find(name)? {
+        Target::Running(job) => Ok(job),
+        Target::Ended(ended) => Err(ControlError::Ended { job: ended.describe() }),
+    }
+}
+
+/// The job that runs, for what its ranks notice. Without a name, it is the only one that was started in this folder.
+pub(in crate::cli::control) fn find_to_change(name: Option<&str>) -> Result<Running, ControlError> {
+    if name.is_some() {
+        return find_to_watch(name);
+    }
+    let (mut here, mut elsewhere) = running_by_folder()?;
+    let target = match (here.pop(), elsewhere.pop()) {
+        (Some(job), _) => only(job, here, None)?,
+        (None, Some((_, status))) if elsewhere.is_empty() => {
+            let folder = working_dir(&status);
+            let folder = folder.map_or("a folder that cannot be read".into(), |folder| folder.display().to_string());
+            return Err(ControlError::OtherFolder { job: describe(&status), folder });
+        }
+        (None, Some(job)) => only(job, elsewhere, None)?,
+        (None, None) => return Err(ControlError::NoJobs),
+    };
+    match target {
+        Target::Running(job) => Ok(job),
+        Target::Ended(_) => Err(ControlError::NoJobs),
+    }
+}
+
+/// The jobs that run: those that were started in this folder, and the others.
+fn running_by_folder() -> Result<(Vec<Running>, Vec<Running>), ControlError> {
+    let here = std::env::current_dir().ok();
+    let is_here = |status: &JobStatus| here.is_some() && working_dir(status) == here;
+    Ok(ask(is_here)?.jobs.into_iter().partition(|(_, status)| is_here(status)))
+}
+
+/// The folder in which a job was started. Launchers of earlier versions do not say it.
+fn working_dir(status: &JobStatus) -> Option<PathBuf> {
+    let said = Some(status.working_dir.clone()).filter(|folder| !folder.as_os_str().is_empty());
+    said.or_else(|| std::fs::read_link(format!("/proc/{}/cwd", status.launcher)).ok())
+}
+
+fn describe(status: &JobStatus) -> String {
+    let script = script(&status.command).unwrap_or("?");
+    let folder = working_dir(status).map_or(String::new(), |folder| format!(" in {}", in_home(&folder)));
+    let since = clock::local_seconds(Duration::try_from_secs_f64(status.started).unwrap_or_default());
+    format!("{} ({script}{folder}, since {}, id {})", status.launcher, since.replace('_', " "), status.job_id)
+}
+
+/// The ranks with these numbers in the job, or all processes. Servers have numbers of their own, and no option.
+pub(in crate::cli::control) fn choose_ranks<'a>(status: &'a JobStatus, numbers: &[usize]) -> Result<Vec<&'a RankStatus>, ControlError> {
+    let is_it = |rank: &RankStatus, number: usize| rank.role == Role::Trainer && rank.rank == number;
+    let has = |number: usize| status.ranks.iter().any(|rank| is_it(rank, number));
+    if let Some(rank) = numbers.iter().copied().find(|number| !has(*number)) {
+        let labels: Vec<_> = status.ranks.iter().map(RankStatus::label).collect();
+        return Err(ControlError::NotARank { rank, has: named(&labels) });
+    }
+    Ok(status
+        .ranks
+        .iter()
+        .filter(|rank| numbers.is_empty() || numbers.iter().any(|number| is_it(rank, *number)))
+        .collect())
+}

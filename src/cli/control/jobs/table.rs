@@ -1,0 +1,113 @@
+//! `rlaunch ps`: jobs as a table of 80 columns.
+
+use super::name::{SHORT, file_name, script};
+use crate::cli::control::status_table::{columns, heading, since, widths};
+use crate::model::plain_text::escape;
+use crate::report::job_status::JobStatus;
+use crate::report::wording::COLUMNS;
+use crate::run::record::history::EndedJob;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Characters of the cells that may be long.
+const MOST_JOB: usize = 16;
+const MOST_SCRIPT: usize = 20;
+/// The fewest of the last cell, a folder.
+const LEAST_FOLDER: usize = 8;
+const GAP: &str = "...";
+
+/// One line a job. `silent`: launchers that do not answer; `ended`: jobs of the past.
+pub(in crate::cli::control) fn text(jobs: &[JobStatus], silent: &[i32], ended: &[EndedJob]) -> String {
+    let mut rows = vec![heading(&["PID", "JOB", "STATE", "SINCE", "RANKS", "SCRIPT", "FOLDER"])];
+    let row = |pid: i32, id: &str, state: String, at: f64, ranks: String, command: &[String], folder: &Path| {
+        let script = escape(file_name(script(command).unwrap_or("-")));
+        let folder = escape(&in_home(folder));
+        vec![pid.to_string(), short_id(&escape(id)), state, since(at), ranks, begin(&script, MOST_SCRIPT), folder]
+    };
+    rows.extend(jobs.iter().map(|job| {
+        let alive = job.ranks.iter().filter(|rank| rank.is_alive()).count();
+        let ranks = format!("{alive} of {}", job.ranks.len());
+        row(job.launcher, &job.job_id, job.state().into(), job.started, ranks, &job.command, &job.working_dir)
+    }));
+    let unknown = |pid: &i32| [&pid.to_string(), "-", "does not answer"].map(str::to_owned).to_vec();
+    rows.extend(silent.iter().map(unknown));
+    rows.extend(ended.iter().map(|job| {
+        let state = match job.exit_status {
+            0 => job.outcome.clone(),
+            status => format!("{} ({status})", job.outcome),
+        };
+        row(job.launcher, &job.job_id, escape(&state), job.ended, "-".into(), &job.command, &job.working_dir)
+    }));
+    let used: usize = widths(&rows).iter().take(6).map(|width| width + 2).sum();
+    for folder in rows.iter_mut().filter_map(|row| row.get_mut(6)) {
+        *folder = end(folder, COLUMNS.saturating_sub(used).max(LEAST_FOLDER));
+    }
+    columns(&rows)
+}
+
+/// The same for programs.
+pub(in crate::cli::control) fn json(jobs: &[JobStatus], silent: &[i32], ended: &[EndedJob]) -> Value {
+    let with_phase = |mut job: Value, phase: &str| {
+        job["phase"] = phase.into();
+        job
+    };
+    let silent = silent.iter().map(|launcher| {
+        with_phase(json!(JobStatus { version: 1, launcher: *launcher, ..JobStatus::default() }), "silent")
+    });
+    let ended = ended.iter().map(|job| with_phase(json!(job), "ended"));
+    jobs.iter().map(|job| json!(job)).chain(silent).chain(ended).collect()
+}
+
+/// The beginning of a UUID or of another long id.
+fn short_id(id: &str) -> String {
+    let is_uuid = id.len() == 36 && id.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
+    begin(id, if is_uuid { SHORT + GAP.len() } else { MOST_JOB })
+}
+
+/// A folder with `~` for the user's home.
+pub(in crate::cli::control) fn in_home(folder: &Path) -> String {
+    let home = std::env::var_os("HOME").filter(|home| home.len() > 1);
+    match home.and_then(|home| folder.strip_prefix(home).ok().map(Path::to_owned)) {
+        Some(rest) if rest.as_os_str().is_empty() => "~".to_owned(),
+        Some(rest) => format!("~/{}", rest.display()),
+        None => folder.display().to_string(),
+    }
+}
+
+/// At most so many characters from the beginning of a text.
+fn begin(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most - GAP.len()).chain(GAP.chars()).collect()
+}
+
+/// The same from its end.
+fn end(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    if length <= most {
+        return text.to_owned();
+    }
+    GAP.chars().chain(text.chars().skip(length + GAP.len() - most)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_eighty_columns_at_most() {
+        let job = JobStatus {
+            job_id: "2e58a464-d7ce-4b42-b998-01fcf72c2221".into(),
+            launcher: 4_194_304,
+            command: ["python3", "-u", "/a/a_script_of_a_long_name.py"].map(str::to_owned).to_vec(),
+            working_dir: "/data/a/folder/that/is/far/down/in/the/tree/of/ü/experiments".into(),
+            ..JobStatus::default()
+        };
+        let ended =
+            EndedJob { outcome: "supervisor_lost".into(), exit_status: 137, job_id: "x".repeat(99), ..EndedJob::default() };
+        let text = text(&[job], &[9], &[ended]);
+        assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
+        assert!(text.contains(" 2e58a464...  ") && text.lines().nth(1).unwrap().ends_with("ments"), "{text}");
+    }
+}
