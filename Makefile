@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml $(wildcard python/data/purelib/*)
 # uv installs the 3 GB in a fifth of pip's CPU time. It does not read pip's settings, so an index in PIP_INDEX_URL is passed on.
-UV_INSTALL = $(if $(UV_DEFAULT_INDEX),,$(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX='$(PIP_INDEX_URL)')) $(BIN)/uv pip install --quiet
+UV_INDEX = $(if $(UV_DEFAULT_INDEX),,$(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX='$(PIP_INDEX_URL)'))
+UV_INSTALL = $(UV_INDEX) $(BIN)/uv pip install --quiet
 INSTALL = $(UV_INSTALL) --python $(BIN)/python
 # rustdoc would look for make's jobserver.
 CARGO := env -u MAKEFLAGS cargo
@@ -26,7 +27,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py tests/python/test_prose.py
-.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust lint-all lint-workflows test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults stops chaos blame fuzz mutants soak hangs clean
+.PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust lint-all lint-workflows test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults stops chaos blame plugins fuzz mutants soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -46,6 +47,7 @@ help:
 	@echo "make stops   ways to stop a job, and whether its checkpoint is saved, on all launchers; writes docs/stop-matrix.md (20 minutes; needs what test-cluster needs)"
 	@echo "make chaos   half an hour of training under random partitions, freezes and lost machines; writes docs/chaos.md (root)"
 	@echo "make blame   whom launchers blame for jobs that fail, side by side; writes docs/blame.md (ten minutes)"
+	@echo "make plugins  tests on ranks beside the most used plugins of pytest; writes docs/pytest-plugins.md (ten minutes)"
 	@echo "make fuzz    random bytes to every parser of outside bytes, ten minutes each; needs a nightly Rust"
 	@echo "make mutants  one small fault at a time in the supervisor and in process membership, which tests have to detect (an hour)"
 	@echo "make soak    half an hour of random signals to random processes of random jobs; writes docs/soak.md"
@@ -70,6 +72,12 @@ $(VENV)/torch: $(VENV)/installed tests/torch_cpu.py
 $(VENV)/pytest-8 $(VENV)/pytest-9: $(VENV)/installed
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $@
 	$(UV_INSTALL) --python $@/bin/python --group $(@F)
+	touch $@
+
+# An environment for each of some plugins, beside which tests on ranks are compared with plain tests.
+PLUGIN_TABLE := tests/plugins/plugin_table.py
+target/plugins/likely: $(VENV)/built-debug $(PLUGIN_TABLE) tests/plugins/plugin_list.py tests/plugins/conformance.py
+	$(UV_INDEX) $(BIN)/python $(PLUGIN_TABLE) --install likely
 	touch $@
 
 # The libraries of `make test-ecosystem`, in front of the packages of .venv: torch, Paddle and rlaunch are those. uv would install another
@@ -141,7 +149,7 @@ demo: $(VENV)/built
 # Rust is built while packages are installed; one cargo works at a time. Then the Python tests have the machine for themselves.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/built-debug $(VENV)/torch check-python site \
-		$(VENV)/pytest-8 $(VENV)/pytest-9 test-rust check-stub check-tests
+		$(VENV)/pytest-8 $(VENV)/pytest-9 target/plugins/likely test-rust check-stub check-tests
 	@$(MAKE) --no-print-directory test-python
 
 # More random cases (Hypothesis, the differential tests, the property tests and the histories in Rust), then the soak.
@@ -235,7 +243,7 @@ check-tests: $(VENV)/built-debug $(VENV)/torch
 	$(BIN)/python -m pytest --collect-only --quiet --quiet >target/collected || { cat target/collected; exit 1; }
 
 # RLAUNCH_SEED=7 draws other random cases; `python -m pytest` draws new ones each time.
-test-python: $(VENV)/built-debug $(VENV)/torch $(VENV)/pytest-8 $(VENV)/pytest-9
+test-python: $(VENV)/built-debug $(VENV)/torch $(VENV)/pytest-8 $(VENV)/pytest-9 target/plugins/likely
 	RLAUNCH_SEED=$${RLAUNCH_SEED:-1} $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # FAULTS_TORCHRUN_PYTHON names torchrun's interpreter. BENCH="crash idle": only these sections;
@@ -264,6 +272,11 @@ chaos: $(VENV)/built $(VENV)/torch
 
 blame: $(VENV)/built-debug $(VENV)/torch
 	$(BIN)/python tests/faults/blame/table.py --write docs/blame.md
+
+# PLUGINS="flaky --again": these plugins alone; the page keeps what target/plugins.json has of the others.
+plugins: $(VENV)/built-debug
+	mkdir -p target
+	$(UV_INDEX) $(BIN)/python $(PLUGIN_TABLE) --results target/plugins.json --write docs/pytest-plugins.md $(PLUGINS)
 
 # FUZZ="http_head blame": these targets alone; FUZZ_SECONDS=60: so long each. New inputs are kept in target/fuzz/corpus.
 FUZZ ?= $(notdir $(basename $(wildcard fuzz/targets/*.rs)))

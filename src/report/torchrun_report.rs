@@ -4,6 +4,8 @@
 use crate::model::Exit;
 use crate::model::exit::signal_name;
 use crate::report::cause::blame::Blame;
+use crate::report::cause::fault::FaultKind;
+use crate::report::cause::traceback::last_begin;
 use crate::report::console::escape::plain;
 use crate::report::failure_report::{
     Culprit, FailureCause, FailureReport, ReportStyle, aftermath, describe_doubt, describe_lost_peer, head,
@@ -15,9 +17,6 @@ const WIDEST: usize = 60;
 
 /// The traceback field of a worker that printed none. (torchelastic: a page on its decorator, which rlaunch does not need.)
 const NO_TRACEBACK: &str = "<N/A>";
-const TRACEBACK: &str = "Traceback (most recent call last)";
-/// What Python prints between two exceptions of a chain.
-const CHAIN: [&str; 2] = ["The above exception was the direct cause", "During handling of the above exception"];
 
 /// A worker that failed by itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +47,7 @@ pub struct TorchrunReport<'a> {
     pub host: &'a str,
     /// The worker that failed first.
     pub root: WorkerFailure,
-    /// The same worker in the failure report.
+    /// That worker in the failure report.
     pub culprit: Culprit,
     /// Workers that failed too and were not signalled by the launcher, in any order.
     pub others: Vec<WorkerFailure>,
@@ -130,33 +129,32 @@ fn without_error_file(exit: Exit, pid: u32, culprit: Option<&Culprit>) -> String
         return format!("Signal {number} ({}) received by PID {pid}", signal_name(number).unwrap_or("<N/A>"));
     }
     match culprit {
-        Some(culprit) if !culprit.tail.lines.is_empty() && culprit.blame.is_some() => {
+        Some(culprit) if !culprit.tail.lines.is_empty() && has_traceback(culprit) => {
             indented(traceback(&culprit.tail.lines).iter().map(String::as_str))
         }
         _ => NO_TRACEBACK.to_owned(),
     }
 }
 
-/// The last traceback in these lines, with the exceptions that it is chained to; all of them if none begins here.
-fn traceback(lines: &[String]) -> &[String] {
-    let mut from = lines.len();
-    // The message of an exception may quote the traceback of another process (a worker of torch's DataLoader).
-    let begins = |line: &String| line.contains(TRACEBACK) && !line.contains("Original Traceback");
-    while let Some(begin) = lines[..from].iter().rposition(begins) {
-        let is_chained = |line: &String| CHAIN.iter().any(|text| line.contains(text));
-        from = begin;
-        if !lines[..begin].iter().rev().find(|line| !line.is_empty()).is_some_and(is_chained) {
-            break;
-        }
-    }
-    lines.get(from..).filter(|found| !found.is_empty()).unwrap_or(lines)
+/// Returns true if the last lines are of an exception, and not of a program that refuses its arguments.
+fn has_traceback(culprit: &Culprit) -> bool {
+    culprit.blame.as_ref().is_some_and(|blame| blame.kind != FaultKind::Message)
 }
 
-/// The end of a worker's stderr where it is no traceback.
+/// The last traceback in these lines; all of them if none begins here.
+fn traceback(lines: &[String]) -> &[String] {
+    &lines[last_begin(lines).unwrap_or(0)..]
+}
+
+/// What the traceback field leaves out of a worker's last lines: those before the traceback, or all where there is none.
 fn last_lines(culprit: &Culprit) -> Option<String> {
-    let is_traceback = culprit.blame.is_some() && !matches!(culprit.exit, Exit::Signal(_));
-    let lines = culprit.tail.lines.iter().map(String::as_str);
-    (!is_traceback && !culprit.tail.lines.is_empty()).then(|| field("last lines", &format!("\n  {}", indented(lines))))
+    let lines = &culprit.tail.lines;
+    let (name, lines) = if has_traceback(culprit) && !matches!(culprit.exit, Exit::Signal(_)) {
+        ("before", &lines[..last_begin(lines).unwrap_or(0)])
+    } else {
+        ("last lines", &lines[..])
+    };
+    (!lines.is_empty()).then(|| field(name, &format!("\n  {}", indented(lines.iter().map(String::as_str)))))
 }
 
 fn indented<'a>(lines: impl Iterator<Item = &'a str>) -> String {
@@ -201,19 +199,15 @@ fn error_fields(blame: &Blame) -> Vec<String> {
 /// What the failure report knows beyond torchelastic's fields, in the same form.
 fn known(culprit: &Culprit) -> Vec<String> {
     let mut lines: Vec<String> = culprit.blame.iter().flat_map(error_fields).collect();
-    let mut field = |name: &str, value: String| lines.push(self::field(name, &value));
     if let Some((library, peers)) = &culprit.lost_peer {
-        field("peer", describe_lost_peer(*library, peers));
+        lines.push(field("peer", &describe_lost_peer(*library, peers)));
     }
     if let Some(explanation) = &culprit.explanation {
-        field("cause", indented(explanation.lines()));
+        lines.push(field("cause", &indented(explanation.lines())));
     }
     lines.extend(last_lines(culprit));
-    let mut field = |name: &str, value: String| lines.push(self::field(name, &value));
     let attempt = if culprit.attempt > 0 { format!(", in attempt {}", culprit.attempt) } else { String::new() };
-    field("lived", format!("{}{attempt}", lasted(culprit.lived)));
-    if let Some(log) = &culprit.log {
-        field("log_file", plain(log.as_bytes()));
-    }
+    lines.push(field("lived", &format!("{}{attempt}", lasted(culprit.lived))));
+    lines.extend(culprit.log.iter().map(|log| field("log_file", &plain(log.as_bytes()))));
     lines
 }

@@ -1,7 +1,7 @@
 //! Endpoints as options give them: lists of `host:port`, numbers of processes, ports.
 
 use crate::model::Endpoint;
-use crate::spec::error::SpecError;
+use crate::spec::error::{SpecError, shown};
 use crate::spec::options::{EnvVars, OptValues};
 
 /// The address at which a process listens.
@@ -58,10 +58,7 @@ pub(crate) fn list(
         match bare.or(full).filter(is_valid) {
             Some(address) => addresses.push(address),
             None => {
-                return refuse(
-                    format!("'{}' is not an endpoint", crate::spec::shown(word)),
-                    "give host:port separated by commas",
-                );
+                return refuse(format!("'{}' is not an endpoint", shown(word)), "give host:port separated by commas");
             }
         }
     }

@@ -44,7 +44,7 @@ pub fn shown(value: &str) -> String {
     text
 }
 
-/// Whether a value is in quotes, which a shell would have taken away if they had not been quoted themselves.
+/// Returns true for a value in quotes. A shell takes quotes away unless they are quoted themselves.
 fn is_in_quotes(value: &str) -> bool {
     value.len() > 1 && ['\'', '"'].iter().any(|quote| value.starts_with(*quote) && value.ends_with(*quote))
 }

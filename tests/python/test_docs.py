@@ -8,6 +8,7 @@ import re
 
 import pytest
 from paths import ROOT
+from plugin_list import PLUGINS
 
 # Modules with public names.
 MODULES = ("rlaunch", "rlaunch.errors", "rlaunch.paddle", "rlaunch.run", "rlaunch.torch")
@@ -64,6 +65,7 @@ def test_each_option_that_the_docs_name_exists() -> None:
         FOREIGN.split()
     )
     known |= {f"--{name[2:].replace('_', '-')}" for name in known}
+    known |= {"--profile"}.union(*(options(plugin.options) for plugin in PLUGINS))
     for page in (ROOT / "docs").rglob("*.md"):
         assert options(page.read_text()) - known == set(), page
 

@@ -29,7 +29,7 @@ from .stacks.collect import collect_stacks
 from .stacks.frames import cut_pytest_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import IO
 
     from .._spawn.context import MultiprocessContext
@@ -48,6 +48,18 @@ _REACH_PATIENCE = 0.1
 _TEST_PATIENCE = 2.0
 # Bytes at the end of a dead rank's stderr that are searched for a lost connection.
 _STDERR_TAIL = 1 << 16
+
+
+@contextlib.contextmanager
+def _unguarded_sockets() -> Iterator[None]:
+    """Undoes a replaced ``socket.socket``: pytest-socket forbids tests to open any, and ranks need some."""
+    replaced: Any = socket
+    found = socket.socket
+    replaced.socket = next(kind for kind in found.__mro__ if kind.__module__ == "socket")
+    try:
+        yield
+    finally:
+        replaced.socket = found
 
 
 @dataclass
@@ -130,6 +142,7 @@ class Run:
         allowed = self._timeout if self._have_all_begun() else self._startup_timeout
         self._deadline = None if allowed is None else time.monotonic() + allowed
 
+    @_unguarded_sockets()
     def start(self, marker: RanksMarker, task: Task) -> None:
         """Starts the ranks.
 
@@ -279,18 +292,16 @@ class Run:
             self._handle_report(peer, *content)
         elif kind in ("error", "interrupt"):
             self._add(Outcome(kind, peer.current_phase(), peer.number, content))
-        elif kind == "exit" and peer.number not in self.stopped and (content != 0 or not peer.is_done):
-            known = {outcome.kind for outcome in self.outcomes if outcome.rank == peer.number}
-            if known <= {"skipped"}:
-                phase = "teardown" if known else peer.current_phase()
-                self._add(Outcome("died", phase, peer.number, content))
-        elif (
-            kind == "exit"
-            and peer.number not in self.stopped
-            and peer.passed < len(PHASES)
-            and all(outcome.rank != peer.number for outcome in self.outcomes)
-        ):
-            phase = peer.current_phase()
+        elif kind == "exit" and peer.number not in self.stopped:
+            self._handle_exit(peer, content)
+
+    def _handle_exit(self, peer: RankPeer, exitcode: int) -> None:
+        """Adds the outcome of a rank that has ended without a report of its failure."""
+        known = {outcome.kind for outcome in self.outcomes if outcome.rank == peer.number}
+        phase = "teardown" if known else peer.current_phase()
+        if (exitcode != 0 or not peer.is_done) and known <= {"skipped"}:
+            self._add(Outcome("died", phase, peer.number, exitcode))
+        elif not known and peer.passed < len(PHASES):
             self._add(Outcome("error", phase, peer.number, f"the rank has ended without a {phase}"))
 
     def _add(self, outcome: Outcome) -> None:
@@ -322,11 +333,9 @@ class Run:
     # The decision.
 
     def _decide(self) -> None:
-        failures = [one for one in self.outcomes if one.kind != "skipped"]
-        first = failures[0] if failures and not self._is_skipped() else self.outcomes[0]
-        if self._is_skipped():
-            first = next(one for one in self.outcomes if one.kind == "skipped")
-        elif self._is_lost_connection(first):
+        is_skipped = self._is_skipped()
+        first = next(one for one in self.outcomes if (one.kind == "skipped") == is_skipped)
+        if self._is_lost_connection(first):
             # The failure that caused it usually follows at once.
             limit = time.monotonic() + _LOST_PEER_WAIT
             limit = limit if self._deadline is None else min(limit, self._deadline)

@@ -33,7 +33,7 @@ class Task:
         is_forked: whether the rank is forked off the parent itself.
         coverage: how the parent measures coverage, as in ``rank_coverage``.
         values: fixture values of the parent by name, each pickled.
-        parameters: the parent's parameters of the test by name, as ``describe_parameter`` returns them.
+        parameters: the parent's parameters of the test by name, as ``describe_parameters`` returns them.
     """
 
     path: str

@@ -56,7 +56,7 @@ pub enum CommandLineError {
     LongDash {
         /// As written.
         given: String,
-        /// What was meant.
+        /// The option, with two hyphens.
         option: String,
     },
     /// A value is not text.
@@ -169,7 +169,7 @@ fn given_name(arg: &str) -> Option<String> {
     Some(arg.strip_prefix("--")?.split('=').next()?.replace('-', "_"))
 }
 
-/// Whether scripts hardly ever have an option of this name: it is about nodes and ranks, or no other launcher has it.
+/// Returns true for an option that scripts hardly ever have: it is about nodes and ranks, or no other launcher has it.
 fn is_launchers_own(name: &str) -> bool {
     const COMMON: [&str; 8] =
         ["nproc_per_node", "nnodes", "master", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"];

@@ -153,7 +153,7 @@ pub fn with_paddle_log<T>(level: &str, body: impl FnOnce() -> T) -> T {
     with_log(LogFormat::Paddle, level, body)
 }
 
-/// The same in the form of torchrun's front end.
+/// Log lines in the form of torchrun's front end.
 pub fn with_torchrun_log<T>(level: &str, body: impl FnOnce() -> T) -> T {
     with_log(LogFormat::Torch, level, body)
 }

@@ -6,15 +6,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Whether the message on OMP_NUM_THREADS was printed today, to this user on any machine with this home. It counts as printed now. A
-/// user without a cache gets it each time.
+/// Returns true if the message on OMP_NUM_THREADS was printed today, to this user on any machine with this home, and notes
+/// that it is printed now. A user without a cache gets it each time.
 pub fn omp(vars: &EnvVars) -> bool {
     let Some(folder) = cache(vars) else { return false };
     let today = clock::local_seconds(clock::wall()).chars().take("2026-11-21".len()).collect::<String>();
     note(&folder, &folder.join("omp_num_threads"), &today).unwrap_or(false)
 }
 
-/// Whether `file` has this text; writes it otherwise.
+/// Returns true if `file` has this text; writes it otherwise.
 fn note(folder: &Path, file: &Path, today: &str) -> io::Result<bool> {
     if fs::read_to_string(file).is_ok_and(|day| day == today) {
         return Ok(true);

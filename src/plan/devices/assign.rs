@@ -10,7 +10,7 @@ use crate::plan::devices::machine::{DeviceQuery, MachineDevices};
 use crate::plan::devices::visible_devices;
 use crate::plan::devices::visible_devices::{Device, VisibleList, joined};
 use crate::spec::options::EnvVars;
-use crate::spec::{LaunchSpec, SpecError};
+use crate::spec::{LaunchSpec, SpecError, shown};
 use std::borrow::Cow;
 
 /// Devices that a launcher may assign.
@@ -197,9 +197,7 @@ fn choose<'a>(
             let is_as_given = visible.from.is_none() && visible.devices.is_empty();
             let place = |id: &String| match id.parse() {
                 Ok(number) if is_as_given => Ok(number),
-                Err(_) if is_as_given => {
-                    Err(requested.error(format!("{} is not a device", crate::spec::shown(id)), "give numbers"))
-                }
+                Err(_) if is_as_given => Err(requested.error(format!("{} is not a device", shown(id)), "give numbers")),
                 _ => place_of(id, requested, visible, machine),
             };
             let places = requested.ids.iter().map(place).collect::<Result<_, _>>()?;
@@ -300,7 +298,7 @@ fn without_list(
     let mut places = Vec::new();
     for id in requested.ids {
         let Some(device) = Device::of_cuda(id) else {
-            return refuse(format!("{} is not a device", crate::spec::shown(id)), "give numbers, GPU-... or MIG-...");
+            return refuse(format!("{} is not a device", shown(id)), "give numbers, GPU-... or MIG-...");
         };
         if let (Device::Index(index), true) = (&device, named.is_empty()) {
             if !visible.devices.is_empty() && !visible.devices.contains(&device) {
@@ -370,7 +368,7 @@ fn in_another_form(device: &Device, visible: &VisibleDevices, machine: DeviceQue
 fn not_there(id: &str, requested: RequestedDevices<'_>, visible: &VisibleDevices) -> SpecError {
     let from = visible.from.unwrap_or("the driver's devices");
     let list = joined(&visible.devices);
-    let why = format!("device {} is not in {from} ({})", crate::spec::shown(id), crate::spec::shown(&list));
+    let why = format!("device {} is not in {from} ({})", shown(id), shown(&list));
     requested.error(why, "choose from the list, or change it")
 }
 

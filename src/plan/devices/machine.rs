@@ -21,7 +21,7 @@ pub struct MachineDevices {
     pub xpus: usize,
     /// Type and number of the first type of custom device.
     pub custom: Option<(&'static str, usize)>,
-    /// Whether /dev has a GPU, which the driver's library need not show.
+    /// True if /dev has a GPU. The NVIDIA driver's library need not show it.
     pub has_gpu_node: bool,
 }
 

@@ -67,6 +67,24 @@ pub(crate) fn find(lines: &[&str], stops: &[bool]) -> Vec<RaisedException> {
     found
 }
 
+/// The line at which the last traceback in `lines` begins, with the exceptions that it is chained to. A traceback that an
+/// exception's message quotes (`Original Traceback`, of a worker of torch's DataLoader) is part of that message.
+pub(crate) fn last_begin(lines: &[String]) -> Option<usize> {
+    let line = |at: usize| without_rank(&lines[at]);
+    let begins = |at: &usize| line(*at) == HEADER || line(*at).trim_start() == GROUP;
+    let is_chained = |at: usize| {
+        (0..at).rev().find(|before| !line(*before).is_empty()).is_some_and(|before| CHAINS.contains(&line(before)))
+    };
+    let mut found = None;
+    for at in (0..lines.len()).rev().filter(begins) {
+        found = Some(at);
+        if !is_chained(at) {
+            break;
+        }
+    }
+    found
+}
+
 /// A SyntaxError of the script itself has no header, and neither has a traceback whose beginning is not in the tail.
 fn begins_without_header(lines: &[&str], at: usize) -> bool {
     let Some(place) = frame(lines[at]) else { return false };
@@ -238,4 +256,24 @@ pub(crate) fn is_summary(line: &str) -> bool {
 /// A line of dashes.
 pub(crate) fn is_rule(line: &str) -> bool {
     line.len() >= 4 && line.bytes().all(|b| b == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_traceback_begins_with_its_chain() {
+        let begin = |text: &str| last_begin(&text.lines().map(str::to_owned).collect::<Vec<_>>());
+        let one = format!("{HEADER}\n  File \"t.py\", line 1, in f\nE: x\n");
+        let quoting = format!("{HEADER}\nOSError: Caught OSError in worker 0.\nOriginal {HEADER}\nOSError: no\n");
+        assert_eq!(begin("epoch 1\n"), None);
+        assert_eq!(begin(&format!("epoch 1\n{one}later\n")), Some(1));
+        assert_eq!(begin(&format!("{one}epoch 1\n{one}")), Some(4));
+        assert_eq!(begin(&format!("epoch 1\n{quoting}")), Some(1));
+        assert_eq!(begin(&format!("epoch 1\n[rank1]: {HEADER}\n[rank1]: E: x\n")), Some(1));
+        for chain in CHAINS {
+            assert_eq!(begin(&format!("{one}epoch 1\n{one}\n{chain}\n\n{one}")), Some(4), "{chain}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use crate::plan::legacy::RankLayout;
 use crate::plan::rank_mapping::MappingFile;
 use crate::run::output::log_files;
 use crate::run::prepare::preflight;
-use crate::spec::SpecError;
+use crate::spec::{SpecError, shown};
 use crate::sys::io::ports::PortLease;
 use std::io;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub fn set_aside(path: &str) -> Result<(), SpecError> {
             // The path is part of the reason, because values are shortened.
             let why = format!(
                 "{} belongs to an earlier job and cannot be renamed: {}",
-                crate::spec::shown(path),
+                shown(path),
                 log_files::plain(&error)
             );
             Err(SpecError::new("PADDLE_RANK_MAPPING_PATH", "", why, "remove it"))

@@ -3,7 +3,7 @@
 
 use crate::model::Endpoint;
 use crate::spec::endpoints::{is_same_host, parse_port, without_brackets};
-use crate::spec::error::SpecError;
+use crate::spec::error::{SpecError, shown};
 use crate::spec::options::{EnvVars, OptValues};
 
 /// The ports of the ranks of a single node.
@@ -239,11 +239,11 @@ pub fn hosts(field: &str, list: &str, first: u16) -> Result<Vec<FixedHost>, Spec
         {
             let is_list = name.split([' ', '\t', ';']).all(|part| !part.is_empty() && !part.contains(foreign));
             let hint = if is_list { "separate addresses by commas" } else { "give addresses without ports" };
-            return refuse(format!("{} is not an address", crate::spec::shown(name)), hint);
+            return refuse(format!("{} is not an address", shown(name)), hint);
         }
         if name.contains(':') && name.parse::<core::net::Ipv6Addr>().is_err() {
             return refuse(
-                format!("{} is not an address", crate::spec::shown(name)),
+                format!("{} is not an address", shown(name)),
                 "give addresses without ports; --start_port is the first port on each node",
             );
         }
@@ -265,10 +265,7 @@ fn read_endpoints(field: &str, list: &str) -> Result<Vec<FixedHost>, SpecError> 
     for text in list.split(',').map(str::trim) {
         let portless = || (!text.is_empty() && !text.contains(':')).then(|| Endpoint::new(text, LIST_PORT));
         let Some(Endpoint { host, port }) = Endpoint::parse(text).or_else(portless).filter(|e| e.port > 0) else {
-            return refuse(
-                format!("{} is not an endpoint", crate::spec::shown(text)),
-                "give host:port separated by commas",
-            );
+            return refuse(format!("{} is not an endpoint", shown(text)), "give host:port separated by commas");
         };
         let count = nodes.len();
         match nodes.iter_mut().position(|(name, _)| is_same_host(name, &host)) {

@@ -6,7 +6,7 @@ use crate::spec::endpoints::{
     FirstPort, LOCAL, LOCALHOST, ListenAddress, MOST, at, count, counted, is_loopback, list, port, start_port,
     without_brackets,
 };
-use crate::spec::error::SpecError;
+use crate::spec::error::{SpecError, shown};
 use crate::spec::options::{EnvVars, OptValues};
 use crate::spec::paddle::nodes::is_on_paddlecloud;
 use std::collections::HashSet;
@@ -413,7 +413,7 @@ fn group(
     };
     let places = list(&values.field(&all), text, default)?;
     if let Some(place) = places.iter().find(|place| place.port.is_none()) {
-        let why = format!("{} has no port", crate::spec::shown(&place.host));
+        let why = format!("{} has no port", shown(&place.host));
         return Err(values.error(&all, &why, "give host:port separated by commas"));
     }
     match count.filter(|count| *count != places.len()) {
@@ -426,7 +426,7 @@ fn group(
 fn endpoints(values: &OptValues, name: &'static str, count: Option<usize>) -> Result<Vec<ListenAddress>, SpecError> {
     let places = list(&values.field(name), values.text(name).unwrap_or(""), &|_| None)?;
     if let Some(place) = places.iter().find(|place| place.port.is_none()) {
-        let why = format!("{} has no port", crate::spec::shown(&place.host));
+        let why = format!("{} has no port", shown(&place.host));
         return Err(values.error(name, &why, "give host:port separated by commas"));
     }
     match count.filter(|count| *count != places.len()) {

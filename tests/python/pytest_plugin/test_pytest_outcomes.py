@@ -145,10 +145,13 @@ WORSE_THAN_A_SKIP = {
 @pytest.mark.parametrize("skip", ["skip", "xfail"])
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
 def test_a_skip_of_one_rank_hides_nothing_of_another(suite: Suite, skip: str, is_first: bool) -> None:
-    """A file is there once a rank has gone as far as it can; the other one begins then."""
+    """A file is there once a rank has gone as far as it can; the other one begins then.
+
+    Ranks of the start method `fork` have no exit hooks; those of a preloaded process have.
+    """
     tests = [
         f"""
-        @ranks(3, timeout={5 if ".wait()" in code else 90})
+        @pytest.mark.ranks(3, preload="json", timeout={5 if ".wait()" in code else 90})
         def test_{number}(rank, tmp_path, request):
             mine, others = tmp_path / "skipped", tmp_path / "worse"
             if rank.rank == 1:

@@ -7,6 +7,7 @@ notebook) is pickled by value, which needs cloudpickle.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copyreg
 import functools
 import os
@@ -31,17 +32,18 @@ if TYPE_CHECKING:
 _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)
 # The types that picklers raise themselves, unlike a __reduce__ of the user. Only their texts are extended.
 _FROM_PICKLERS = (*_NOT_BY_NAME, RuntimeError, ValueError)
-_leaves_main_out = False
+# Whether ranks that this thread starts now import the main module.
+_imports_main = contextvars.ContextVar("_imports_main", default=True)
 
 
 def build_preparation_data(name: str) -> tuple[dict[str, Any], bool]:
     """Returns the argument of ``multiprocessing.spawn.prepare``, and whether that imports the main module.
 
-    It does not if the main module came from stdin, a prompt or a notebook, nor, by multiprocessing's own
-    rule, for a ``__main__.py``.
+    It does not in a block of ``main_left_out``, if the main module came from stdin, a prompt or a notebook,
+    nor, by multiprocessing's own rule, for a ``__main__.py``.
     """
     data = spawn.get_preparation_data(name)
-    if _leaves_main_out:
+    if not _imports_main.get():
         data.pop("init_main_from_path", None)
         data.pop("init_main_from_name", None)
     path = data.get("init_main_from_path", "")
@@ -56,13 +58,12 @@ def build_preparation_data(name: str) -> tuple[dict[str, Any], bool]:
 
 @contextlib.contextmanager
 def main_left_out() -> Generator[None]:
-    """Ranks that start in this block do not import the main module."""
-    global _leaves_main_out
-    _leaves_main_out = True
+    """Keeps ranks that start in this block from importing the main module."""
+    token = _imports_main.set(False)
     try:
         yield
     finally:
-        _leaves_main_out = False
+        _imports_main.reset(token)
 
 
 class Pickler:

@@ -1,0 +1,3 @@
+"""The tests of `suite` fail on purpose, in sessions of their own."""
+
+collect_ignore = ["suite"]
