@@ -7,14 +7,17 @@ use crate::report::wording;
 use crate::spec::rendezvous::MAX_NODES;
 use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
 use clap_complete::Shell;
-use std::ffi::OsString;
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 /// The name of the command.
 pub(super) const PROGRAM: &str = "rlaunch";
 
-const JOB_OF_HERE: &str = "The launcher's process id, the job's id, its log folder or its script [default: the job that runs of this folder]";
-const JOB: &str = "The launcher's process id, the job's id, its log folder or its script [default: the job of this folder]";
+const JOB_OF_HERE: &str =
+    "The launcher's process id, the job's id, its log folder or its script [default: the job that runs of this folder]";
+const JOB: &str =
+    "The launcher's process id, the job's id, its log folder or its script [default: the job of this folder]";
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -124,7 +127,7 @@ pub(super) enum Command {
         #[arg(value_parser = parse_signal)]
         signal: i32,
         #[arg(help = JOB_OF_HERE)]
-        job: Option<String>,
+        job: Option<OsString>,
         /// Only this rank; may be repeated
         #[arg(long, short)]
         rank: Vec<usize>,
@@ -136,7 +139,7 @@ pub(super) enum Command {
     /// Ranks that call rlaunch.should_stop stop at one step, on all nodes. Other jobs are stopped as by SIGTERM.
     Preempt {
         #[arg(help = JOB_OF_HERE)]
-        job: Option<String>,
+        job: Option<OsString>,
         /// Return at once
         #[arg(long, alias = "no_wait")]
         no_wait: bool,
@@ -191,15 +194,18 @@ pub(super) enum Command {
 #[derive(Debug, Args)]
 pub(super) struct JobName {
     #[arg(help = JOB)]
-    job: Option<String>,
+    job: Option<OsString>,
     /// The job's log folder, or the one above (--log-dir of rlaunch-run)
     #[arg(long = "log_dir", alias = "log-dir", value_name = "FOLDER", conflicts_with = "job")]
-    log_dir: Option<String>,
+    log_dir: Option<PathBuf>,
 }
 
 impl JobName {
-    pub fn name(&self) -> Option<&str> {
-        self.job.as_deref().or(self.log_dir.as_deref())
+    pub fn name(&self) -> Option<Cow<'_, OsStr>> {
+        // No id or script has the form of an absolute path.
+        let folder =
+            || self.log_dir.as_ref().map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.clone()));
+        self.job.as_deref().map(Cow::Borrowed).or_else(|| folder().map(|folder| Cow::Owned(folder.into())))
     }
 }
 
@@ -207,7 +213,7 @@ impl JobName {
 #[derive(Debug, Args)]
 pub(super) struct RankEnd {
     #[arg(help = JOB_OF_HERE)]
-    pub job: Option<String>,
+    pub job: Option<OsString>,
     /// Seconds between SIGTERM and SIGKILL, at most the job's own
     #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]
     pub grace_period: Option<f64>,

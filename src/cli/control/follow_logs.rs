@@ -1,8 +1,8 @@
 //! `rlaunch logs`: the last lines of the ranks' logs, and new ones as they come.
 
 use super::client::{Client, INTERVAL};
-use super::error::ControlError;
 use super::ended::run_folder::RunFolder;
+use super::error::ControlError;
 use super::jobs::find::choose_ranks;
 use crate::cli::common::message::print_notice;
 use crate::cli::common::startup::print_output;
@@ -73,7 +73,7 @@ pub(super) fn show(mut client: Client, ranks: &[usize], lines: usize, follow: bo
     }
 }
 
-/// The same of a job that has ended.
+/// Prints the last lines of the ranks of a job that has ended.
 pub(super) fn show_ended(run: &RunFolder, ranks: &[usize], lines: usize) -> Result<(), ControlError> {
     let (record, _) = run.read()?;
     let rows = run_page::rank_rows(&record);

@@ -35,7 +35,7 @@ use ended::show;
 use error::ControlError;
 use jobs::find::{self, Found, Target};
 use jobs::table;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -96,15 +96,18 @@ pub fn main(args: &[OsString], interpreter: Interpreter) -> i32 {
 fn carry_out(command: Command) -> Result<(), ControlError> {
     match command {
         Command::Ps { all, json } => list_jobs(all, json),
-        Command::Status { job, json, watch, this_node } => show_status(job.name(), View { json, this_node }, watch),
-        Command::Top { job, this_node } => top::run(job.name(), this_node),
-        Command::Stacks { job, json, this_node } => show_stacks(job.name(), View { json, this_node }),
-        Command::Logs { job, rank, lines, follow } => match find::find(job.name())? {
+        Command::Status { job, json, watch, this_node } => {
+            show_status(job.name().as_deref(), View { json, this_node }, watch)
+        }
+        Command::Top { job, this_node } => top::run(job.name().as_deref(), this_node),
+        Command::Stacks { job, json, this_node } => show_stacks(job.name().as_deref(), View { json, this_node }),
+        Command::Logs { job, rank, lines, follow } => match find::find(job.name().as_deref())? {
             Target::Running((client, _)) => follow_logs::show(client, &rank, lines, follow),
             Target::Ended(ended) => {
-                let run = ended.folder()?;
-                print_notice(&format!("{}; its logs are in {}", ended.describe(), run.logs.display()));
-                follow_logs::show_ended(run, &rank, lines)
+                let shown = ended.describe();
+                let run = ended.run?;
+                print_notice(&format!("{shown}; its logs are in {}", run.logs.display()));
+                follow_logs::show_ended(&run, &rank, lines)
             }
         },
         Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
@@ -119,7 +122,7 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
             restart_job::restart(find::find_to_change(job.as_deref())?.0, grace_period, !no_wait)
         }
         Command::Report { job, output, trace } => {
-            for path in write_report::write(&find_run(job.name())?, output.as_deref(), trace.as_deref())? {
+            for path in write_report::write(&find_run(job.name().as_deref())?, output.as_deref(), trace.as_deref())? {
                 print_output(&format!("{}\n", path.display()));
             }
             Ok(())
@@ -142,7 +145,7 @@ fn list_jobs(with_ended: bool, json: bool) -> Result<(), ControlError> {
     let jobs: Vec<JobStatus> = jobs.into_iter().map(|(_, status)| status).collect();
     let ended = if with_ended { history::list() } else { Vec::new() };
     if json {
-        print_json(&table::json(&jobs, &silent, &ended));
+        print_json(&table::json(&jobs, &ended));
     } else if jobs.is_empty() && silent.is_empty() && ended.is_empty() {
         let more = if with_ended { "" } else { "; --all lists those that have ended" };
         print_notice(&format!("no job of this user runs on this machine{more}"));
@@ -153,22 +156,21 @@ fn list_jobs(with_ended: bool, json: bool) -> Result<(), ControlError> {
 }
 
 /// The folder of the job that a report is about.
-fn find_run(name: Option<&str>) -> Result<RunFolder, ControlError> {
-    let named = name.map(|name| RunFolder::find(Path::new(name)));
-    if let Some(Ok(run)) = named.filter(|run| run.as_ref().is_ok_and(|run| run.others == 0)) {
+fn find_run(name: Option<&OsStr>) -> Result<RunFolder, ControlError> {
+    if let Some(Ok(run)) = name.map(|name| RunFolder::find(Path::new(name)))
+        && run.others == 0
+    {
         return Ok(run);
     }
-    match find::find(name) {
-        Ok(Target::Running((_, status))) => Ok(RunFolder::find(&status.log_dir)?),
-        Ok(Target::Ended(ended)) => {
-            if name.is_none() {
-                print_notice(&ended.describe());
-            }
-            Ok(ended.into_folder()?)
+    match (find::find(name), name) {
+        (Ok(Target::Running((_, status))), _) => Ok(RunFolder::find(&status.log_dir)?),
+        (Ok(Target::Ended(ended)), _) => {
+            print_notice(&ended.describe());
+            Ok(ended.run?)
         }
-        // What was given may be a folder.
-        Err(ControlError::NotFound { job }) => Ok(RunFolder::find(Path::new(&job))?),
-        Err(error) => Err(error),
+        // Says what is wrong with the folder of that name.
+        (Err(ControlError::NotFound { .. }), Some(name)) => Ok(RunFolder::find(Path::new(name))?),
+        (Err(error), _) => Err(error),
     }
 }
 
@@ -179,7 +181,7 @@ struct View {
     this_node: bool,
 }
 
-fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), ControlError> {
+fn show_status(job: Option<&OsStr>, view: View, watch: bool) -> Result<(), ControlError> {
     let mut client = match find::find(job)? {
         Target::Running((client, _)) => client,
         Target::Ended(ended) if view.json => {
@@ -212,7 +214,7 @@ fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), Control
     }
 }
 
-fn show_stacks(job: Option<&str>, view: View) -> Result<(), ControlError> {
+fn show_stacks(job: Option<&OsStr>, view: View) -> Result<(), ControlError> {
     let (mut client, _) = find::find_to_watch(job)?;
     let Answers { status, nodes, only_this_node } = client.ask_nodes(NodeQuestion::Stacks, view.this_node)?;
     if view.json {
@@ -230,7 +232,7 @@ fn note_other_nodes(only_this_node: Option<String>) {
     }
 }
 
-fn send_signal(signal: i32, ranks: &[usize], job: Option<&str>) -> Result<(), ControlError> {
+fn send_signal(signal: i32, ranks: &[usize], job: Option<&OsStr>) -> Result<(), ControlError> {
     let (_, status) = find::find_to_change(job)?;
     let chosen = find::choose_ranks(&status, ranks)?;
     let mut sent = 0;

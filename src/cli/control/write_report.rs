@@ -36,7 +36,14 @@ pub(super) fn write(run: &RunFolder, output: Option<&Path>, trace: Option<&Path>
     let logs = run.logs_of(&record, running.as_ref());
     let failed = run.logs_of_failures(&record);
     let shown = run.logs.display().to_string();
-    let page = run_page::page(&RunPage { record: &record, folder: &shown, state, logs: &logs, failed: &failed, notes: &notes });
+    let page = run_page::page(&RunPage {
+        record: &record,
+        folder: &shown,
+        state,
+        logs: &logs,
+        failed: &failed,
+        notes: &notes,
+    });
     let output = output.map_or_else(|| run.records.join(PAGE), Path::to_owned);
     write_text(&output, &page, "--output")?;
     let mut written = vec![output];

@@ -14,10 +14,12 @@ use crate::cli::node::requeue;
 use crate::cli::node::slurm;
 use crate::model::Exit;
 use crate::net::thread;
+use crate::probe::net;
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::{failure_report, secrets};
 use crate::run;
+use crate::run::control::live_status::working_dir;
 use crate::run::control::server::ControlServer;
 use crate::run::event_loop::OtherNodes;
 use crate::run::launch::Launch;
@@ -121,13 +123,10 @@ pub fn run_node(
                 Ok((_, result)) => result["outcome"].as_str().unwrap_or_default().to_owned(),
                 Err(_) => "error".to_owned(),
             };
-            let mut is_remembered = true;
+            let is_final = done.as_ref().map_or(true, |(status, _)| frontend.is_final(launch, *status));
             let status = match done {
                 // The second pass writes the result.
-                Ok((status, _)) if !frontend.is_final(launch, status) => {
-                    is_remembered = false;
-                    status
-                }
+                Ok((status, _)) if !is_final => status,
                 Ok((status, result)) => {
                     status_pipe.write(&result);
                     status
@@ -153,8 +152,8 @@ pub fn run_node(
             gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
             // The kernel may take its time to end this process, and the next job may want these ports.
             drop(leases);
-            if is_remembered {
-                history::record(ended_job(launch, (host, id), (outcome, status)));
+            if is_final {
+                history::record(ended_job(launch, (id, std::process::id() as i32), (outcome, status)));
             }
             if is_preempted {
                 requeue::after_preemption(launch.preempt.requeue, meets_others.then_some(leads));
@@ -178,14 +177,16 @@ fn shown_command(launch: &Launch<'_>) -> Vec<String> {
     secrets::words(argv.iter().map(|arg| arg.to_string_lossy()))
 }
 
-/// This job at its end, for the history.
-fn ended_job(launch: &Launch<'_>, (host, launcher): (&str, i32), (outcome, exit_status): (String, i32)) -> EndedJob {
+/// This job at its end, for the history. `processes`: the launcher and its supervisor.
+fn ended_job(launch: &Launch<'_>, processes: (i32, i32), (outcome, exit_status): (String, i32)) -> EndedJob {
+    let (launcher, supervisor) = processes;
     EndedJob {
         job_id: launch.plan.job_id.clone(),
-        host: host.to_owned(),
+        host: net::host_name(),
         launcher,
+        supervisor,
         command: shown_command(launch),
-        working_dir: std::env::current_dir().unwrap_or_default(),
+        working_dir: working_dir(),
         log_dir: std::path::absolute(&launch.log_dir).unwrap_or_else(|_| launch.log_dir.clone()),
         started: launch.status.started(),
         outcome,
@@ -243,7 +244,8 @@ fn guard_supervisor(
         print_notice(&error.to_string());
     }
     let outcome = JobOutcome::SupervisorLost.own_word().to_owned();
-    history::record(ended_job(launch, (host, std::process::id() as i32), (outcome, status)));
+    let processes = (std::process::id() as i32, launcher.supervisor_pid());
+    history::record(ended_job(launch, processes, (outcome, status)));
     status
 }
 

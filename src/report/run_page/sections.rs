@@ -91,7 +91,10 @@ pub(super) fn failed_attempts(record: &RunRecord, logs: &BTreeMap<usize, RankLog
     for failed in &record.failed_attempts {
         let (attempt, culprit, at) = (failed.attempt, html::text(&failed.culprit.to_string()), seconds(failed.at));
         let exit = failed.exit.map_or(String::new(), |exit| format!(", {}", html::text(&ended(exit))));
-        let reason = failed.message.as_deref().map_or(String::new(), |text| format!(": {}", html::text(html::cut(text, 4000).0)));
+        let reason = failed
+            .message
+            .as_deref()
+            .map_or(String::new(), |text| format!(": {}", html::text(html::cut(text, 4000).0)));
         let _ = writeln!(
             page,
             "<details open><summary>Attempt {attempt}: {culprit}{reason} <span class=\"quiet\">at {at}{exit}</span></summary>"

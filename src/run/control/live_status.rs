@@ -99,6 +99,12 @@ impl Default for LiveStatus {
     }
 }
 
+/// The folder in which the launcher was started; empty if its name is not text, which JSON could not have.
+pub fn working_dir() -> PathBuf {
+    let folder = std::env::current_dir().ok();
+    folder.filter(|folder| folder.to_str().is_some()).unwrap_or_default()
+}
+
 fn now() -> f64 {
     clock::wall().as_secs_f64()
 }
@@ -135,7 +141,7 @@ impl LiveStatus {
         status.host = host.to_owned();
         (status.launcher, status.supervisor) = (launcher, std::process::id() as i32);
         (status.log_dir, status.command) = (log_dir.to_owned(), command);
-        status.working_dir = std::env::current_dir().unwrap_or_default();
+        status.working_dir = working_dir();
     }
 
     fn lock_requests(&self) -> MutexGuard<'_, Requests> {

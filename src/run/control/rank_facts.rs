@@ -67,7 +67,7 @@ pub struct RankFacts {
     pub processes: usize,
     /// Seconds since the last output; `None`: not all of it goes to a log, or the log's folder hangs.
     pub silent_seconds: Option<f64>,
-    /// The same of the logs that a rank has, where not all of its output goes there.
+    /// Seconds since the last output that went to a log, where not all of it goes there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_silent_seconds: Option<f64>,
     /// GPUs in use, in percent of one; `None`: it uses none, or the driver does not say.

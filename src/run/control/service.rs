@@ -387,7 +387,8 @@ impl ControlService {
             look.begin(now);
             let (question, answers) = (*question, answers.clone());
             // The server may have ended.
-            let outcome = LookOutcome::new(move |answer| drop(answers.send(ControlCommand::Looked(question, Box::new(answer)))));
+            let outcome =
+                LookOutcome::new(move |answer| drop(answers.send(ControlCommand::Looked(question, Box::new(answer)))));
             let (status, reader, gpus) = (self.status.get(), self.reader.clone(), self.gpus.clone());
             let begun = thread::spawn(READER_THREAD, move || {
                 outcome

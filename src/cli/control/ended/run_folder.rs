@@ -9,6 +9,8 @@ use crate::report::console::tail::{TailLimits, tail};
 use crate::report::job_status::JobStatus;
 use crate::report::run_page::{self, RankLog, RankRow, RunRecord};
 use crate::run::output::log_files;
+use crate::run::record::history::EndedJob;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -21,7 +23,7 @@ use thiserror::Error;
 const EVENTS: &str = "events.jsonl";
 /// Bytes of events.jsonl that are read: of a larger file the first line and the end.
 const MOST_EVENTS: u64 = 64 << 20;
-/// Bytes in which the first line is looked for.
+/// Bytes in which the first lines are looked for.
 const MOST_FIRST_LINE: u64 = 1 << 20;
 /// Bytes of result.json.
 const MOST_RESULT: u64 = 64 << 20;
@@ -81,12 +83,24 @@ impl RunFolder {
             return Ok(Self { logs: logs.to_owned(), records: named, others: 0 });
         }
         let entries = std::fs::read_dir(&named).into_iter().flatten().flatten();
-        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path());
+        let folders =
+            entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path());
         let mut runs: Vec<_> =
             folders.filter_map(|logs| Some((written(&logs.join(log_files::RECORDS))?, logs))).collect();
         runs.sort();
         let (_, logs) = runs.pop().ok_or_else(|| RunFolderError::NoRecords(folder.to_owned()))?;
         Ok(Self { records: logs.join(log_files::RECORDS), logs, others: runs.len() })
+    }
+
+    /// No other job has written its records here. Records without the start of a job may be of any.
+    pub fn may_be_of(&self, job: &EndedJob) -> bool {
+        let Ok(Some((file, _))) = open(&self.records.join(EVENTS)) else { return true };
+        // Several nodes of a job may share the file.
+        let lines = BufReader::new(file.take(MOST_FIRST_LINE)).split(b'\n').map_while(Result::ok);
+        let events = lines.filter_map(|line| serde_json::from_slice::<Value>(&line).ok());
+        let mut starts = events.filter(|event| event["event"] == "job_started").peekable();
+        starts.peek().is_none()
+            || starts.any(|event| event["supervisor"] == job.supervisor && event["host"] == job.host.as_str())
     }
 
     /// The records, and what is wrong with them.
@@ -121,7 +135,8 @@ impl RunFolder {
     fn places_in_attempt(&self, last: &Path, attempt: usize) -> Vec<PathBuf> {
         let inside = last.strip_prefix(&self.logs).unwrap_or(last);
         let is_attempt = |part: &OsStr| part.as_encoded_bytes().starts_with(b"attempt_");
-        let rename = |part: &OsStr| if is_attempt(part) { format!("attempt_{attempt}").into() } else { part.to_owned() };
+        let rename =
+            |part: &OsStr| if is_attempt(part) { format!("attempt_{attempt}").into() } else { part.to_owned() };
         if inside.iter().any(is_attempt) {
             return vec![self.logs.join(inside.iter().map(rename).collect::<PathBuf>())];
         }
@@ -131,7 +146,8 @@ impl RunFolder {
 
     /// The files that hold the output of a rank in its last attempt.
     pub fn files_of(&self, row: &RankRow, record: &RunRecord) -> Vec<PathBuf> {
-        let found = places_of_log(self, row, record, None).into_iter().find_map(|path| std::fs::canonicalize(path).ok());
+        let found =
+            places_of_log(self, row, record, None).into_iter().find_map(|path| std::fs::canonicalize(path).ok());
         let Some(log) = found.filter(|log| log.starts_with(&self.logs) && log.is_file()) else { return Vec::new() };
         // Streams that were logged apart are files of one folder.
         let streams = [Stream::Stdout, Stream::Stderr].map(|stream| log.with_file_name(stream.log()));
@@ -247,4 +263,3 @@ fn read_log(run: &RunFolder, row: &RankRow, places: &[PathBuf], limits: TailLimi
     }
     Some(log)
 }
-

@@ -15,9 +15,8 @@ pub(in crate::cli::control) fn status(ended: &Ended) -> Result<String, RunFolder
     if let Some(job) = &ended.job {
         text += &format!("folder: {}\n", escape(&in_home(&job.working_dir)));
     }
-    let run = match ended.folder() {
+    let run = match &ended.run {
         Ok(run) => run,
-        Err(error) if ended.job.is_none() => return Err(error),
         Err(RunFolderError::Gone { folder, .. }) => {
             return Ok(text + &format!("logs: no more in {}\n", escape(&folder.display().to_string())));
         }
@@ -39,16 +38,18 @@ pub(in crate::cli::control) fn status(ended: &Ended) -> Result<String, RunFolder
     Ok(if table.len() > 1 { text + &columns(&table) } else { text })
 }
 
-/// The same for programs: what the history has, and result.json.
+/// The fields of the history, and result.json.
 pub(in crate::cli::control) fn json(ended: &Ended) -> Result<Value, RunFolderError> {
     let result = match &ended.run {
-        Some(run) => run.read()?.0.result().cloned().unwrap_or_default(),
-        None => Value::Null,
+        Ok(run) => run.read()?.0.result().cloned().unwrap_or_default(),
+        Err(_) => Value::Null,
     };
     let known = ["version", "job_id", "host", "outcome", "exit_status", "log_dir"];
     let of_result = || known.iter().map(|name| ((*name).to_owned(), result[*name].clone())).collect();
     let mut all = ended.job.as_ref().map_or_else(|| Value::Object(of_result()), |job| json!(job));
-    all["phase"] = "ended".into();
+    // The launcher of records without a result was killed, or runs on another machine.
+    let has_ended = ended.job.is_some() || !result.is_null();
+    all["phase"] = if has_ended { "ended" } else { "unknown" }.into();
     all["result"] = result;
     Ok(all)
 }

@@ -1,6 +1,6 @@
 //! Finds a job: one of this user's that runs on this machine, by its control socket, or one that has ended.
 
-use super::name::{Match, Names, Wanted, script};
+use super::name::{JobNames, Match, Wanted, script};
 use super::table::in_home;
 use crate::cli::control::client::Client;
 use crate::cli::control::ended::find::{self as ended, Ended};
@@ -13,6 +13,7 @@ use crate::run::control::message::{ControlAnswer, ControlRequest};
 use crate::run::control::runtime_folder;
 use crate::sys::clock;
 use crossbeam_channel::unbounded;
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ pub(in crate::cli::control) fn all() -> Result<Found, ControlError> {
     ask(|_| false)
 }
 
-/// The same, without waiting for launchers that are slow once one has answered that is enough.
+/// Finds jobs that run. Does not wait for slow launchers once one has answered that is enough.
 fn ask(is_enough: impl Fn(&JobStatus) -> bool) -> Result<Found, ControlError> {
     let sockets = runtime_folder::sockets()?;
     let (sender, answers) = unbounded();
@@ -78,85 +79,83 @@ fn ask(is_enough: impl Fn(&JobStatus) -> bool) -> Result<Found, ControlError> {
     Ok(Found { jobs: slots.into_iter().flatten().collect(), silent })
 }
 
-/// The job that the user means, of those that run and those that have ended. Without a name: the one that runs of this folder, the only
-/// one that runs, or the last one of this folder.
-pub(in crate::cli::control) fn find(name: Option<&str>) -> Result<Target, ControlError> {
+/// The job that the user means. Without a name: the one that runs of this folder, else the last one of this folder that has ended, else
+/// the only one that runs.
+pub(in crate::cli::control) fn find(name: Option<&OsStr>) -> Result<Target, ControlError> {
     let Some(name) = name else {
-        let (mut here, mut elsewhere) = running_by_folder()?;
-        return match (here.pop(), elsewhere.pop()) {
-            (Some(job), _) => only(job, here, None),
-            (None, Some(job)) if elsewhere.is_empty() => Ok(Target::Running(job)),
-            (None, last) => {
-                let ended = std::env::current_dir().ok().and_then(|folder| ended::last_of(&folder));
-                match (ended, last) {
-                    (Some(ended), _) => Ok(Target::Ended(ended)),
-                    (None, Some(job)) => only(job, elsewhere, None),
-                    (None, None) => Err(ControlError::NoJobs),
-                }
-            }
+        let (here, elsewhere) = running_by_folder()?;
+        if let Some(job) = only(here, None)? {
+            return Ok(Target::Running(job));
+        }
+        return match last_of_this_folder() {
+            Some(ended) => Ok(Target::Ended(ended)),
+            None => only(elsewhere, None)?.map(Target::Running).ok_or(ControlError::NoJobs),
         };
     };
     match find_running(name)? {
         Some(job) => Ok(Target::Running(job)),
-        None => ended::named(name)
-            .map(Target::Ended)
-            .ok_or_else(|| ControlError::NotFound { job: name.to_owned() }),
+        None => {
+            let not_found = || ControlError::NotFound { job: name.to_string_lossy().into_owned() };
+            ended::named(name).map(Target::Ended).ok_or_else(not_found)
+        }
     }
 }
 
-fn only(job: Running, others: Vec<Running>, name: Option<&str>) -> Result<Target, ControlError> {
-    if others.is_empty() {
-        return Ok(Target::Running(job));
+/// The only one of these jobs, if there is one. `name`: all of them have it.
+fn only(mut jobs: Vec<Running>, name: Option<&OsStr>) -> Result<Option<Running>, ControlError> {
+    if jobs.len() > 1 {
+        let of = name.map(|name| format!(" with the name {}", name.display())).unwrap_or_default();
+        return Err(ControlError::Several { of, jobs: jobs.iter().map(|(_, status)| describe(status)).collect() });
     }
-    let all = others.iter().chain([&job]).map(|(_, status)| describe(status)).collect();
-    let of = name.map(|name| format!(" with the name {name}")).unwrap_or_default();
-    Err(ControlError::Several { of, jobs: all })
+    Ok(jobs.pop())
 }
 
 /// The job that runs and has this name.
-fn find_running(name: &str) -> Result<Option<Running>, ControlError> {
+fn find_running(name: &OsStr) -> Result<Option<Running>, ControlError> {
     let wanted = Wanted::new(name);
-    let how = |status: &JobStatus| Names::from(status).matches(&wanted);
-    let jobs = ask(|status| how(status) == Some(Match::Exact))?.jobs;
-    let mut found: Vec<(Match, Running)> = jobs.into_iter().filter_map(|job| Some((how(&job.1)?, job))).collect();
-    let best = found.iter().map(|(how, _)| *how).min();
-    found.retain(|(how, _)| Some(*how) == best);
-    let mut found: Vec<Running> = found.into_iter().map(|(_, job)| job).collect();
-    let Some(job) = found.pop() else { return Ok(None) };
-    match only(job, found, Some(name))? {
-        Target::Running(job) => Ok(Some(job)),
-        Target::Ended(_) => Ok(None),
-    }
+    let how = |status: &JobStatus| JobNames::of_running(status).matches(&wanted);
+    let mut jobs = ask(|status| how(status) == Some(Match::Exact))?.jobs;
+    let best = jobs.iter().filter_map(|(_, status)| how(status)).min();
+    jobs.retain(|(_, status)| best.is_some() && how(status) == best);
+    only(jobs, Some(name))
 }
 
-/// The job that runs, to be looked at as only those can.
-pub(in crate::cli::control) fn find_to_watch(name: Option<&str>) -> Result<Running, ControlError> {
-    match find(name)? {
-        Target::Running(job) => Ok(job),
-        Target::Ended(ended) => Err(ControlError::Ended { job: ended.describe() }),
-    }
+/// The job that runs, for commands that have nothing to show of one that has ended.
+pub(in crate::cli::control) fn find_to_watch(name: Option<&OsStr>) -> Result<Running, ControlError> {
+    let job = match name {
+        Some(name) => match find(Some(name))? {
+            Target::Running(job) => Some(job),
+            Target::Ended(ended) => return Err(ControlError::Ended { job: ended.describe() }),
+        },
+        None => {
+            let (here, elsewhere) = running_by_folder()?;
+            only(if here.is_empty() { elsewhere } else { here }, None)?
+        }
+    };
+    job.ok_or_else(no_running)
 }
 
-/// The job that runs, for what its ranks notice. Without a name, it is the only one that was started in this folder.
-pub(in crate::cli::control) fn find_to_change(name: Option<&str>) -> Result<Running, ControlError> {
+/// The job that runs, for commands that change it. Without a name, it is the only one that was started in this folder.
+pub(in crate::cli::control) fn find_to_change(name: Option<&OsStr>) -> Result<Running, ControlError> {
     if name.is_some() {
         return find_to_watch(name);
     }
-    let (mut here, mut elsewhere) = running_by_folder()?;
-    let target = match (here.pop(), elsewhere.pop()) {
-        (Some(job), _) => only(job, here, None)?,
-        (None, Some((_, status))) if elsewhere.is_empty() => {
-            let folder = working_dir(&status);
-            let folder = folder.map_or("a folder that cannot be read".into(), |folder| folder.display().to_string());
-            return Err(ControlError::OtherFolder { job: describe(&status), folder });
-        }
-        (None, Some(job)) => only(job, elsewhere, None)?,
-        (None, None) => return Err(ControlError::NoJobs),
-    };
-    match target {
-        Target::Running(job) => Ok(job),
-        Target::Ended(_) => Err(ControlError::NoJobs),
+    let (here, elsewhere) = running_by_folder()?;
+    if let Some(job) = only(here, None)? {
+        return Ok(job);
     }
+    let Some((_, status)) = only(elsewhere, None)? else { return Err(no_running()) };
+    let folder = working_dir(&status);
+    let folder = folder.map_or("a folder that cannot be read".into(), |folder| folder.display().to_string());
+    Err(ControlError::OtherFolder { job: describe(&status), folder })
+}
+
+fn no_running() -> ControlError {
+    last_of_this_folder().map_or(ControlError::NoJobs, |ended| ControlError::Ended { job: ended.describe() })
+}
+
+fn last_of_this_folder() -> Option<Ended> {
+    std::env::current_dir().ok().and_then(|folder| ended::last_of(&folder))
 }
 
 /// The jobs that run: those that were started in this folder, and the others.
@@ -180,7 +179,10 @@ fn describe(status: &JobStatus) -> String {
 }
 
 /// The ranks with these numbers in the job, or all processes. Servers have numbers of their own, and no option.
-pub(in crate::cli::control) fn choose_ranks<'a>(status: &'a JobStatus, numbers: &[usize]) -> Result<Vec<&'a RankStatus>, ControlError> {
+pub(in crate::cli::control) fn choose_ranks<'a>(
+    status: &'a JobStatus,
+    numbers: &[usize],
+) -> Result<Vec<&'a RankStatus>, ControlError> {
     let is_it = |rank: &RankStatus, number: usize| rank.role == Role::Trainer && rank.rank == number;
     let has = |number: usize| status.ranks.iter().any(|rank| is_it(rank, number));
     if let Some(rank) = numbers.iter().copied().find(|number| !has(*number)) {

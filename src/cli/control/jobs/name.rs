@@ -2,29 +2,32 @@
 
 use crate::report::job_status::JobStatus;
 use crate::run::record::history::EndedJob;
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 /// Characters of an id that name the job, as `ps` shows them of a long one.
 pub(super) const SHORT: usize = 8;
 
-/// A word that a user calls a job.
+/// A name that a user gives for a job.
 pub(in crate::cli::control) struct Wanted<'a> {
+    /// Empty if it is not text: then it can only be a folder.
     name: &'a str,
     /// The folder of this name, without links.
     folder: Option<PathBuf>,
 }
 
 impl<'a> Wanted<'a> {
-    pub(in crate::cli::control) fn new(name: &'a str) -> Self {
+    pub(in crate::cli::control) fn new(name: &'a OsStr) -> Self {
         // Logs that were removed are named as they were.
         let folder = std::fs::canonicalize(name).or_else(|_| std::path::absolute(name)).ok();
-        Self { name, folder }
+        Self { name: name.to_str().unwrap_or_default(), folder }
     }
 }
 
 /// The names of a job.
-pub(in crate::cli::control) struct Names<'a> {
-    pids: [i32; 2],
+pub(in crate::cli::control) struct JobNames<'a> {
+    /// Process ids on this machine.
+    pids: Vec<i32>,
     job_id: &'a str,
     log_dir: PathBuf,
     command: &'a [String],
@@ -39,26 +42,23 @@ pub(in crate::cli::control) enum Match {
     Loose,
 }
 
-impl<'a> From<&'a JobStatus> for Names<'a> {
-    fn from(job: &'a JobStatus) -> Self {
-        let pids = [job.launcher, job.supervisor];
+impl<'a> JobNames<'a> {
+    pub(in crate::cli::control) fn of_running(job: &'a JobStatus) -> Self {
         let log_dir = std::fs::canonicalize(&job.log_dir).unwrap_or_default();
-        Self { pids, job_id: &job.job_id, log_dir, command: &job.command }
+        Self { pids: vec![job.launcher, job.supervisor], job_id: &job.job_id, log_dir, command: &job.command }
     }
-}
 
-impl<'a> From<&'a EndedJob> for Names<'a> {
-    fn from(job: &'a EndedJob) -> Self {
-        let pids = [job.launcher; 2];
+    /// `host`: this machine.
+    pub(in crate::cli::control) fn of_ended(job: &'a EndedJob, host: &str) -> Self {
+        let pids = if job.host == host { vec![job.launcher, job.supervisor] } else { Vec::new() };
         Self { pids, job_id: &job.job_id, log_dir: job.log_dir.clone(), command: &job.command }
     }
-}
 
-impl Names<'_> {
     pub(in crate::cli::control) fn matches(&self, wanted: &Wanted<'_>) -> Option<Match> {
         let (name, folder) = (wanted.name, wanted.folder.as_deref());
         let is_pid = name.parse().is_ok_and(|pid| self.pids.contains(&pid));
-        if is_pid || self.job_id == name || folder == Some(&*self.log_dir) {
+        let is_id = !name.is_empty() && self.job_id == name;
+        if is_pid || is_id || folder == Some(&*self.log_dir) {
             return Some(Match::Exact);
         }
         let is_above = folder.is_some() && folder == self.log_dir.parent();
@@ -100,15 +100,17 @@ mod tests {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
             script(&words).map(str::to_owned).unwrap_or_default()
         };
-        let lines = ["/usr/bin/python3 -u -X dev a/train.py --lr 1", "python -m pkg.train x", "./run.sh a", "python3.11"];
+        let lines =
+            ["/usr/bin/python3 -u -X dev a/train.py --lr 1", "python -m pkg.train x", "./run.sh a", "python3.11"];
         assert_eq!(lines.map(of), ["a/train.py", "pkg.train", "./run.sh", "python3.11"]);
     }
 
     #[test]
     fn a_job_is_named_by_its_script_and_by_the_beginning_of_its_id() {
         let command = ["python3".to_owned(), "a/train.py".to_owned()];
-        let names = Names { pids: [7, 8], job_id: "2e58a464-d7ce", log_dir: "/none/log".into(), command: &command };
-        let of = |name| names.matches(&Wanted::new(name));
+        let names =
+            JobNames { pids: vec![7, 8], job_id: "2e58a464-d7ce", log_dir: "/none/log".into(), command: &command };
+        let of = |name| names.matches(&Wanted::new(OsStr::new(name)));
         assert_eq!(["8", "2e58a464-d7ce"].map(of), [Some(Match::Exact); 2]);
         assert_eq!(["train.py", "a/train.py", "2e58a464"].map(of), [Some(Match::Loose); 3]);
         assert_eq!(["9", "2e58", "b/train.py", "train", "/none"].map(of), [None, None, None, None, Some(Match::Loose)]);

@@ -3,6 +3,7 @@
 use super::name::{SHORT, file_name, script};
 use crate::cli::control::status_table::{columns, heading, since, widths};
 use crate::model::plain_text::escape;
+use crate::probe::net;
 use crate::report::job_status::JobStatus;
 use crate::report::wording::COLUMNS;
 use crate::run::record::history::EndedJob;
@@ -10,58 +11,66 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Characters of the cells that may be long.
-const MOST_JOB: usize = 16;
-const MOST_SCRIPT: usize = 20;
+const MAX_JOB: usize = 16;
+const MAX_SCRIPT: usize = 20;
 /// The fewest of the last cell, a folder.
-const LEAST_FOLDER: usize = 8;
+const MIN_FOLDER: usize = 8;
 const GAP: &str = "...";
 
 /// One line a job. `silent`: launchers that do not answer; `ended`: jobs of the past.
 pub(in crate::cli::control) fn text(jobs: &[JobStatus], silent: &[i32], ended: &[EndedJob]) -> String {
     let mut rows = vec![heading(&["PID", "JOB", "STATE", "SINCE", "RANKS", "SCRIPT", "FOLDER"])];
-    let row = |pid: i32, id: &str, state: String, at: f64, ranks: String, command: &[String], folder: &Path| {
+    let row = |pid: i32, id: &str, state: String, at: f64, ranks: String, command: &[String], folder: String| {
         let script = escape(file_name(script(command).unwrap_or("-")));
-        let folder = escape(&in_home(folder));
-        vec![pid.to_string(), short_id(&escape(id)), state, since(at), ranks, begin(&script, MOST_SCRIPT), folder]
+        vec![
+            pid.to_string(),
+            short_id(&escape(id)),
+            state,
+            since(at),
+            ranks,
+            begin(&script, MAX_SCRIPT),
+            escape(&folder),
+        ]
     };
     rows.extend(jobs.iter().map(|job| {
         let alive = job.ranks.iter().filter(|rank| rank.is_alive()).count();
         let ranks = format!("{alive} of {}", job.ranks.len());
-        row(job.launcher, &job.job_id, job.state().into(), job.started, ranks, &job.command, &job.working_dir)
+        row(job.launcher, &job.job_id, job.state().into(), job.started, ranks, &job.command, in_home(&job.working_dir))
     }));
     let unknown = |pid: &i32| [&pid.to_string(), "-", "does not answer"].map(str::to_owned).to_vec();
     rows.extend(silent.iter().map(unknown));
+    // A home may be on several machines.
+    let host = net::host_name();
     rows.extend(ended.iter().map(|job| {
         let state = match job.exit_status {
             0 => job.outcome.clone(),
             status => format!("{} ({status})", job.outcome),
         };
-        row(job.launcher, &job.job_id, escape(&state), job.ended, "-".into(), &job.command, &job.working_dir)
+        let folder = in_home(&job.working_dir);
+        let folder = if job.host == host { folder } else { format!("{}:{folder}", job.host) };
+        row(job.launcher, &job.job_id, escape(&state), job.ended, "-".into(), &job.command, folder)
     }));
     let used: usize = widths(&rows).iter().take(6).map(|width| width + 2).sum();
     for folder in rows.iter_mut().filter_map(|row| row.get_mut(6)) {
-        *folder = end(folder, COLUMNS.saturating_sub(used).max(LEAST_FOLDER));
+        *folder = end(folder, COLUMNS.saturating_sub(used).max(MIN_FOLDER));
     }
     columns(&rows)
 }
 
-/// The same for programs.
-pub(in crate::cli::control) fn json(jobs: &[JobStatus], silent: &[i32], ended: &[EndedJob]) -> Value {
-    let with_phase = |mut job: Value, phase: &str| {
-        job["phase"] = phase.into();
+/// The jobs for programs. Launchers that do not answer are left out.
+pub(in crate::cli::control) fn json(jobs: &[JobStatus], ended: &[EndedJob]) -> Value {
+    let ended = ended.iter().map(|job| {
+        let mut job = json!(job);
+        job["phase"] = "ended".into();
         job
-    };
-    let silent = silent.iter().map(|launcher| {
-        with_phase(json!(JobStatus { version: 1, launcher: *launcher, ..JobStatus::default() }), "silent")
     });
-    let ended = ended.iter().map(|job| with_phase(json!(job), "ended"));
-    jobs.iter().map(|job| json!(job)).chain(silent).chain(ended).collect()
+    jobs.iter().map(|job| json!(job)).chain(ended).collect()
 }
 
 /// The beginning of a UUID or of another long id.
 fn short_id(id: &str) -> String {
     let is_uuid = id.len() == 36 && id.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
-    begin(id, if is_uuid { SHORT + GAP.len() } else { MOST_JOB })
+    begin(id, if is_uuid { SHORT + GAP.len() } else { MAX_JOB })
 }
 
 /// A folder with `~` for the user's home.
@@ -82,7 +91,7 @@ fn begin(text: &str, most: usize) -> String {
     text.chars().take(most - GAP.len()).chain(GAP.chars()).collect()
 }
 
-/// The same from its end.
+/// At most so many characters from the end of a text.
 fn end(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {
@@ -104,8 +113,12 @@ mod tests {
             working_dir: "/data/a/folder/that/is/far/down/in/the/tree/of/ü/experiments".into(),
             ..JobStatus::default()
         };
-        let ended =
-            EndedJob { outcome: "supervisor_lost".into(), exit_status: 137, job_id: "x".repeat(99), ..EndedJob::default() };
+        let ended = EndedJob {
+            outcome: "supervisor_lost".into(),
+            exit_status: 137,
+            job_id: "x".repeat(99),
+            ..EndedJob::default()
+        };
         let text = text(&[job], &[9], &[ended]);
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
         assert!(text.contains(" 2e58a464...  ") && text.lines().nth(1).unwrap().ends_with("ments"), "{text}");

@@ -24,6 +24,7 @@ use keys::KeyDecoder;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{Signal, raise};
 use state::{Answer, Effect, Event, Question, State};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
@@ -49,7 +50,7 @@ enum Ending {
     Signal(i32),
 }
 
-pub(super) fn run(job: Option<&str>, this_node: bool) -> Result<(), ControlError> {
+pub(super) fn run(job: Option<&OsStr>, this_node: bool) -> Result<(), ControlError> {
     let (stdin, stdout) = (io::stdin(), io::stdout());
     let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
     if is_dumb || !stdin.is_terminal() || !stdout.is_terminal() {
