@@ -36,6 +36,8 @@ pub(super) enum ControlError {
     NoRank,
     #[error("process {pid} cannot be signalled: {error}")]
     Signal { pid: i32, error: io::Error },
+    #[error("the launcher {launcher} does not answer; is it stopped, or of another version?")]
+    Silent { launcher: i32 },
     #[error("the job has ended")]
     Gone,
     #[error("{job}; see `rlaunch report`, `rlaunch logs` and `rlaunch status` for what is left of it")]

@@ -29,12 +29,18 @@ load() if rank == 1 else barrier()
 
 
 class Jobs(Place):
-    """A folder with jobs of its own: no other test's are found."""
+    """A folder with jobs and a history of its own: no other test's are found."""
 
     def __init__(self, folder: Path, runtime: Path | None = None) -> None:
         super().__init__(folder)
         self.runtime = runtime or folder / "run"
-        self.env = environment(RLAUNCH_RUNTIME_DIR=str(self.runtime))
+        self.state = self.runtime.parent / "state"
+        self.env = environment(RLAUNCH_RUNTIME_DIR=str(self.runtime), XDG_STATE_HOME=str(self.state))
+
+    @property
+    def history(self) -> Path:
+        """The folder with a file for each job that has ended."""
+        return self.state / "rlaunch/jobs"
 
     @staticmethod
     def command(*args: str) -> list[str]:

@@ -14,7 +14,7 @@ use crate::run::control::runtime_folder;
 use crate::sys::clock;
 use crossbeam_channel::unbounded;
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a launcher may take to say which job it is. One that is stopped does not answer.
@@ -83,13 +83,17 @@ fn ask(is_enough: impl Fn(&JobStatus) -> bool) -> Result<Found, ControlError> {
 /// the only one that runs.
 pub(in crate::cli::control) fn find(name: Option<&OsStr>) -> Result<Target, ControlError> {
     let Some(name) = name else {
-        let (here, elsewhere) = running_by_folder()?;
+        let ByFolder { here, elsewhere, silent } = running_by_folder()?;
         if let Some(job) = only(here, None)? {
             return Ok(Target::Running(job));
         }
+        let is_here = |launcher: i32| working_dir_of(launcher).is_some_and(|folder| is_this(&folder));
+        if let Some(launcher) = silent.iter().copied().find(|launcher| is_here(*launcher)) {
+            return Err(ControlError::Silent { launcher });
+        }
         return match last_of_this_folder() {
             Some(ended) => Ok(Target::Ended(ended)),
-            None => only(elsewhere, None)?.map(Target::Running).ok_or(ControlError::NoJobs),
+            None => only(elsewhere, None)?.map(Target::Running).ok_or_else(|| no_running(&silent)),
         };
     };
     match find_running(name)? {
@@ -114,25 +118,27 @@ fn only(mut jobs: Vec<Running>, name: Option<&OsStr>) -> Result<Option<Running>,
 fn find_running(name: &OsStr) -> Result<Option<Running>, ControlError> {
     let wanted = Wanted::new(name);
     let how = |status: &JobStatus| JobNames::of_running(status).matches(&wanted);
-    let mut jobs = ask(|status| how(status) == Some(Match::Exact))?.jobs;
+    let Found { mut jobs, silent } = ask(|status| how(status) == Some(Match::Exact))?;
     let best = jobs.iter().filter_map(|(_, status)| how(status)).min();
     jobs.retain(|(_, status)| best.is_some() && how(status) == best);
-    only(jobs, Some(name))
+    let job = only(jobs, Some(name))?;
+    let is_it = |launcher: &i32| name.to_str().and_then(|name| name.parse().ok()) == Some(*launcher);
+    match silent.iter().map(|(launcher, _)| *launcher).find(is_it) {
+        Some(launcher) if job.is_none() => Err(ControlError::Silent { launcher }),
+        _ => Ok(job),
+    }
 }
 
 /// The job that runs, for commands that have nothing to show of one that has ended.
 pub(in crate::cli::control) fn find_to_watch(name: Option<&OsStr>) -> Result<Running, ControlError> {
-    let job = match name {
-        Some(name) => match find(Some(name))? {
-            Target::Running(job) => Some(job),
-            Target::Ended(ended) => return Err(ControlError::Ended { job: ended.describe() }),
-        },
-        None => {
-            let (here, elsewhere) = running_by_folder()?;
-            only(if here.is_empty() { elsewhere } else { here }, None)?
-        }
-    };
-    job.ok_or_else(no_running)
+    if let Some(name) = name {
+        return match find(Some(name))? {
+            Target::Running(job) => Ok(job),
+            Target::Ended(ended) => Err(ControlError::Ended { job: ended.describe() }),
+        };
+    }
+    let ByFolder { here, elsewhere, silent } = running_by_folder()?;
+    only(if here.is_empty() { elsewhere } else { here }, None)?.ok_or_else(|| no_running(&silent))
 }
 
 /// The job that runs, for commands that change it. Without a name, it is the only one that was started in this folder.
@@ -140,35 +146,55 @@ pub(in crate::cli::control) fn find_to_change(name: Option<&OsStr>) -> Result<Ru
     if name.is_some() {
         return find_to_watch(name);
     }
-    let (here, elsewhere) = running_by_folder()?;
+    let ByFolder { here, elsewhere, silent } = running_by_folder()?;
     if let Some(job) = only(here, None)? {
         return Ok(job);
     }
-    let Some((_, status)) = only(elsewhere, None)? else { return Err(no_running()) };
+    let Some((_, status)) = only(elsewhere, None)? else { return Err(no_running(&silent)) };
     let folder = working_dir(&status);
     let folder = folder.map_or("a folder that cannot be read".into(), |folder| folder.display().to_string());
     Err(ControlError::OtherFolder { job: describe(&status), folder })
 }
 
-fn no_running() -> ControlError {
-    last_of_this_folder().map_or(ControlError::NoJobs, |ended| ControlError::Ended { job: ended.describe() })
+fn no_running(silent: &[i32]) -> ControlError {
+    match (silent, last_of_this_folder()) {
+        ([launcher, ..], _) => ControlError::Silent { launcher: *launcher },
+        ([], Some(ended)) => ControlError::Ended { job: ended.describe() },
+        ([], None) => ControlError::NoJobs,
+    }
 }
 
 fn last_of_this_folder() -> Option<Ended> {
     std::env::current_dir().ok().and_then(|folder| ended::last_of(&folder))
 }
 
-/// The jobs that run: those that were started in this folder, and the others.
-fn running_by_folder() -> Result<(Vec<Running>, Vec<Running>), ControlError> {
-    let here = std::env::current_dir().ok();
-    let is_here = |status: &JobStatus| here.is_some() && working_dir(status) == here;
-    Ok(ask(is_here)?.jobs.into_iter().partition(|(_, status)| is_here(status)))
+/// The jobs that run, by the folder in which they were started.
+struct ByFolder {
+    here: Vec<Running>,
+    elsewhere: Vec<Running>,
+    /// The process ids of launchers that do not answer.
+    silent: Vec<i32>,
+}
+
+fn running_by_folder() -> Result<ByFolder, ControlError> {
+    let is_here = |status: &JobStatus| working_dir(status).is_some_and(|folder| is_this(&folder));
+    let Found { jobs, silent } = ask(is_here)?;
+    let (here, elsewhere) = jobs.into_iter().partition(|(_, status)| is_here(status));
+    Ok(ByFolder { here, elsewhere, silent: silent.into_iter().map(|(launcher, _)| launcher).collect() })
+}
+
+fn is_this(folder: &Path) -> bool {
+    std::env::current_dir().is_ok_and(|this| this == folder)
 }
 
 /// The folder in which a job was started. Launchers of earlier versions do not say it.
 fn working_dir(status: &JobStatus) -> Option<PathBuf> {
     let said = Some(status.working_dir.clone()).filter(|folder| !folder.as_os_str().is_empty());
-    said.or_else(|| std::fs::read_link(format!("/proc/{}/cwd", status.launcher)).ok())
+    said.or_else(|| working_dir_of(status.launcher))
+}
+
+fn working_dir_of(launcher: i32) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{launcher}/cwd")).ok()
 }
 
 fn describe(status: &JobStatus) -> String {
