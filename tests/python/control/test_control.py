@@ -76,7 +76,8 @@ def test_jobs_are_found_by_pid_id_and_folder(tmp_path: Path, jobs: Jobs) -> None
         assert several.status == 1, several.stderr
         assert "2 jobs run" in several.stderr, several.stderr
         for job, name in ((one, "one"), (two, "default")):
-            assert re.search(rf"^  {job.pid} \(train\.py in .*, id {name}\)$", several.stderr, re.MULTILINE), several
+            line = rf"^  {job.pid} \(train\.py in .*, id {name}\)$"
+            assert re.search(line, several.stderr, re.MULTILINE), several
         unknown = jobs.ask("status", "three")
         assert unknown.status == 1
         assert "no job is three; `rlaunch ps --all` lists those" in unknown.stderr
@@ -90,9 +91,7 @@ def test_a_job_of_another_folder_is_only_changed_by_name(command: list[str], job
         (rank,) = jobs.ready(1)
         refused = elsewhere.ask(*command)
         assert refused.status == 1, refused.stderr
-        assert (
-            f"id default), was not started in this folder but in {jobs.folder}" in refused.stderr
-        )
+        assert f"id default), was not started in this folder but in {jobs.folder}" in refused.stderr
         assert elsewhere.json("status")["ranks"][0]["pid"] == rank.pid
         assert elsewhere.ask("stop", str(launcher.pid), "--grace_period=0.2").status == 0
 
