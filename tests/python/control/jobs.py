@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launching import LIMIT, Ended, Place, environment, until
+from torch_launching import TorchPlace
 
 # Two ranks wait for a third one that does something else, with a thread and a child of its own.
 WAITING = """
@@ -82,6 +83,14 @@ class Jobs(Place):
         with contextlib.chdir(path.parent) if sys.version_info >= (3, 11) else contextlib.nullcontext():
             client.connect(path.name if sys.version_info >= (3, 11) else str(path))
         return client
+
+
+class TorchJobs(Jobs, TorchPlace):
+    """Jobs of ``rlaunch-run``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.env["TMPDIR"] = str(folder / "tmp")
 
 
 def request(client: socket.socket, text: bytes) -> dict[str, Any]:

@@ -11,20 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Jobs
+from jobs import Jobs, TorchJobs
 from launching import await_gone, supervisor_of, validate
-from torch_launching import TorchPlace
 
 QUIET = "tell('ready', os.getpid())\nawait_file('go')\n"
 SAYS = "print('said by', rank, file=sys.stderr, flush=True)\nsys.exit(int(sys.argv[1]))\n"
-
-
-class TorchJobs(Jobs, TorchPlace):
-    """Jobs of ``rlaunch-run``."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.env["TMPDIR"] = str(folder / "tmp")
 
 
 @pytest.fixture
