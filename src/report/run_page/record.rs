@@ -70,6 +70,8 @@ pub struct RunRecord {
     /// Reports that were dropped because newer ones came.
     pub(super) dropped_reports: usize,
     pub(super) failed_attempts: Vec<FailedAttempt>,
+    /// Failed attempts that were dropped because newer ones came.
+    pub(super) dropped_attempts: usize,
     /// What the ranks used.
     pub(super) curves: Curves,
     /// The monotonic time of the first event.
@@ -215,9 +217,10 @@ impl RunRecord {
                     let (exit, message) = (fields::exit(&event["exit"]), fields::text(event, "message"));
                     let (attempt, message) = (attempt.saturating_sub(1), message.map(str::to_owned));
                     self.failed_attempts.push(FailedAttempt { attempt, at, culprit, exit, message });
-                    // As many as the boxes of the page.
-                    let surplus = self.failed_attempts.len().saturating_sub(MOST_FAILED);
-                    self.failed_attempts.drain(..surplus);
+                    if self.failed_attempts.len() > MOST_FAILED {
+                        self.failed_attempts.remove(0);
+                        self.dropped_attempts += 1;
+                    }
                 }
                 self.settle_culprit(fields::label(event, "culprit_role", "culprit"));
                 self.job.begin("restart delay", at);
