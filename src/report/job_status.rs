@@ -67,7 +67,7 @@ pub struct RankStatus {
 }
 
 impl JobStatus {
-    /// What it does, in a word.
+    /// Its phase in a word, or `suspended`.
     pub fn state(&self) -> &'static str {
         if self.suspended { "suspended" } else { self.phase.word() }
     }

@@ -1,6 +1,6 @@
 //! Why a command for running jobs fails.
 
-use super::ended::run_folder::RunFolderError;
+use super::ended::job_folder::JobFolderError;
 use super::write_report::ReportError;
 use crate::run::control::runtime_folder::{self, NoControlSocket};
 use nix::errno::Errno;
@@ -15,7 +15,7 @@ pub(super) enum ControlError {
     #[error(transparent)]
     Report(#[from] ReportError),
     #[error(transparent)]
-    Records(#[from] RunFolderError),
+    Records(#[from] JobFolderError),
     #[error(
         "no job of this user runs on this machine, and none was started in this folder before (control sockets are in {}; a job in a \
          container is found from inside it; `rlaunch ps --all` lists jobs that have ended)",

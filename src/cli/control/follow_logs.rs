@@ -1,7 +1,7 @@
 //! `rlaunch logs`: the last lines of the ranks' logs, and new ones as they come.
 
 use super::client::{Client, INTERVAL};
-use super::ended::run_folder::RunFolder;
+use super::ended::job_folder::JobFolder;
 use super::error::ControlError;
 use super::jobs::find::choose_ranks;
 use crate::cli::common::message::print_notice;
@@ -74,7 +74,7 @@ pub(super) fn show(mut client: Client, ranks: &[usize], lines: usize, follow: bo
 }
 
 /// Prints the last lines of the ranks of a job that has ended.
-pub(super) fn show_ended(run: &RunFolder, ranks: &[usize], lines: usize) -> Result<(), ControlError> {
+pub(super) fn show_ended(run: &JobFolder, ranks: &[usize], lines: usize) -> Result<(), ControlError> {
     let (record, _) = run.read()?;
     let rows = run_page::rank_rows(&record);
     let is_it = |row: &&RankRow, number: usize| row.label.role == Role::Trainer && row.label.number == number;

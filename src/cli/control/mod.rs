@@ -30,7 +30,7 @@ use arguments::{Command, RankEnd, Request};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use client::{Answers, INTERVAL};
-use ended::run_folder::RunFolder;
+use ended::job_folder::JobFolder;
 use ended::show;
 use error::ControlError;
 use jobs::find::{self, Found, Target};
@@ -156,20 +156,20 @@ fn list_jobs(with_ended: bool, json: bool) -> Result<(), ControlError> {
 }
 
 /// The folder of the job that a report is about.
-fn find_run(name: Option<&OsStr>) -> Result<RunFolder, ControlError> {
-    if let Some(Ok(run)) = name.map(|name| RunFolder::find(Path::new(name)))
+fn find_run(name: Option<&OsStr>) -> Result<JobFolder, ControlError> {
+    if let Some(Ok(run)) = name.map(|name| JobFolder::find(Path::new(name)))
         && run.others == 0
     {
         return Ok(run);
     }
     match (find::find(name), name) {
-        (Ok(Target::Running((_, status))), _) => Ok(RunFolder::find(&status.log_dir)?),
+        (Ok(Target::Running((_, status))), _) => Ok(JobFolder::find(&status.log_dir)?),
         (Ok(Target::Ended(ended)), _) => {
             print_notice(&ended.describe());
             Ok(ended.run?)
         }
         // Says what is wrong with the folder of that name.
-        (Err(ControlError::NotFound { .. }), Some(name)) => Ok(RunFolder::find(Path::new(name))?),
+        (Err(ControlError::NotFound { .. }), Some(name)) => Ok(JobFolder::find(Path::new(name))?),
         (Err(error), _) => Err(error),
     }
 }

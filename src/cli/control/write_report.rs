@@ -1,6 +1,6 @@
 //! `rlaunch report`: writes the records of a run and the ends of its logs as a page and as a trace.
 
-use super::ended::run_folder::{RunFolder, RunFolderError};
+use super::ended::job_folder::{JobFolder, JobFolderError};
 use super::jobs::find;
 use crate::report::job_status::JobStatus;
 use crate::report::run_page::{self, RunPage, RunState};
@@ -16,7 +16,7 @@ const PAGE: &str = "report.html";
 #[derive(Debug, Error)]
 pub(super) enum ReportError {
     #[error(transparent)]
-    Folder(#[from] RunFolderError),
+    Folder(#[from] JobFolderError),
     #[error("cannot write {}: {}; name another file with {option}", .path.display(), log_files::plain(.source))]
     Unwritable { path: PathBuf, option: &'static str, source: io::Error },
     #[error("cannot write {}: it is not a regular file; name another file with {option}, or - for stdout", .path.display())]
@@ -26,7 +26,7 @@ pub(super) enum ReportError {
 }
 
 /// Writes the page, and the trace if it has a path. `-` is stdout. Returns the files that were written.
-pub(super) fn write(run: &RunFolder, output: Option<&Path>, trace: Option<&Path>) -> Result<Vec<PathBuf>, ReportError> {
+pub(super) fn write(run: &JobFolder, output: Option<&Path>, trace: Option<&Path>) -> Result<Vec<PathBuf>, ReportError> {
     if output.is_some_and(is_stdout) && trace.is_some_and(is_stdout) {
         return Err(ReportError::OneStdout);
     }
@@ -60,7 +60,7 @@ fn is_stdout(path: &Path) -> bool {
 }
 
 /// The state of the job, if a launcher of this user on this machine runs it.
-fn find_running(run: &RunFolder) -> Option<JobStatus> {
+fn find_running(run: &JobFolder) -> Option<JobStatus> {
     let is_it = |status: &JobStatus| std::fs::canonicalize(&status.log_dir).is_ok_and(|folder| folder == run.logs);
     find::all().ok()?.jobs.into_iter().map(|(_, status)| status).find(is_it)
 }

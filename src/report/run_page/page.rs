@@ -74,7 +74,7 @@ fn head(record: &RunRecord, outcome: &Outcome) -> String {
     HEAD.replace("@HASH@", &hash).replace("@COLOUR@", colour).replace("@STYLE@", STYLE).replace("@TITLE@", &title)
 }
 
-/// `Rank 1: KeyError: 'label' (train.py:96)`, so that the tabs of a browser can be told apart; else the job and how it ended.
+/// `Rank 1: KeyError: 'label' (train.py:96)`, so that the tabs of a browser differ; else the job and how it ended.
 fn title(record: &RunRecord, outcome: &Outcome) -> String {
     let result = record.result.as_ref();
     let culprit = result.and_then(|result| fields::label(result, "culprit_role", "culprit"));

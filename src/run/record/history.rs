@@ -231,7 +231,7 @@ mod tests {
             b"",
             b"{",
             b"null",
-            b"[1]",
+            b"[2]",
             b"\xff\x00",
             b"{\"version\":2}",
             b"{\"version\":\"1\"}",

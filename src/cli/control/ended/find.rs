@@ -1,6 +1,6 @@
 //! Finds a job that has ended: in the history of this user's jobs, or by its folder.
 
-use super::run_folder::{RunFolder, RunFolderError};
+use super::job_folder::{JobFolder, JobFolderError};
 use crate::cli::common::message::print_notice;
 use crate::cli::control::jobs::name::{JobNames, Wanted, script};
 use crate::model::plain_text::escape;
@@ -14,18 +14,18 @@ use std::time::Duration;
 
 /// A job that has ended.
 #[derive(Debug)]
-pub(in crate::cli::control) struct Ended {
+pub struct Ended {
     /// `None`: the history does not have it; then `run` is its folder.
     pub job: Option<EndedJob>,
     /// Its folder, or why there is none.
-    pub run: Result<RunFolder, RunFolderError>,
+    pub run: Result<JobFolder, JobFolderError>,
 }
 
 /// The job of this name: a folder, or the latest of that name in the history.
-pub(in crate::cli::control) fn named(name: &OsStr) -> Option<Ended> {
+pub fn named(name: &OsStr) -> Option<Ended> {
     let mut history = history::list();
     let shown = || escape(&name.to_string_lossy());
-    if let Ok(run) = RunFolder::find(Path::new(name)) {
+    if let Ok(run) = JobFolder::find(Path::new(name)) {
         if run.others > 0 {
             let (jobs, latest) = (run.others + 1, run.logs.file_name().unwrap_or_default().to_string_lossy());
             print_notice(&format!("{} has {jobs} jobs; this is the latest, {}", shown(), escape(&latest)));
@@ -44,16 +44,16 @@ pub(in crate::cli::control) fn named(name: &OsStr) -> Option<Ended> {
 }
 
 /// The last job that was started in this folder.
-pub(in crate::cli::control) fn last_of(folder: &Path) -> Option<Ended> {
+pub fn last_of(folder: &Path) -> Option<Ended> {
     history::list().into_iter().find(|job| job.working_dir == folder).map(Ended::new)
 }
 
 impl Ended {
     fn new(job: EndedJob) -> Self {
-        let run = match RunFolder::find(&job.log_dir) {
-            _ if !job.logs_kept => Err(RunFolderError::NotKept { job: describe(&job) }),
+        let run = match JobFolder::find(&job.log_dir) {
+            _ if !job.logs_kept => Err(JobFolderError::NotKept { job: describe(&job) }),
             Ok(run) if run.others == 0 && run.may_be_of(&job) => Ok(run),
-            _ => Err(RunFolderError::Gone { job: describe(&job), folder: job.log_dir.clone() }),
+            _ => Err(JobFolderError::Gone { job: describe(&job), folder: job.log_dir.clone() }),
         };
         Self { job: Some(job), run }
     }

@@ -1,7 +1,7 @@
 //! `rlaunch status` of a job that has ended.
 
 use super::find::Ended;
-use super::run_folder::RunFolderError;
+use super::job_folder::JobFolderError;
 use crate::cli::control::jobs::table::in_home;
 use crate::cli::control::status_table::{ago, columns, heading};
 use crate::model::plain_text::escape;
@@ -10,14 +10,14 @@ use crate::report::wording::sized;
 use serde_json::{Value, json};
 
 /// The job, its folders, why it failed, and a line for each rank.
-pub(in crate::cli::control) fn status(ended: &Ended) -> Result<String, RunFolderError> {
+pub fn status(ended: &Ended) -> Result<String, JobFolderError> {
     let mut text = format!("{}\n", ended.describe());
     if let Some(job) = &ended.job {
         text += &format!("folder: {}\n", escape(&in_home(&job.working_dir)));
     }
     let run = match &ended.run {
         Ok(run) => run,
-        Err(RunFolderError::Gone { folder, .. }) => {
+        Err(JobFolderError::Gone { folder, .. }) => {
             return Ok(text + &format!("logs: no more in {}\n", escape(&folder.display().to_string())));
         }
         Err(_) => return Ok(text + "logs: none were kept\n"),
@@ -39,7 +39,7 @@ pub(in crate::cli::control) fn status(ended: &Ended) -> Result<String, RunFolder
 }
 
 /// The fields of the history, and result.json.
-pub(in crate::cli::control) fn json(ended: &Ended) -> Result<Value, RunFolderError> {
+pub fn json(ended: &Ended) -> Result<Value, JobFolderError> {
     let result = match &ended.run {
         Ok(run) => run.read()?.0.result().cloned().unwrap_or_default(),
         Err(_) => Value::Null,

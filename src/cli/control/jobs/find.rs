@@ -25,7 +25,7 @@ const OTHERS: Duration = Duration::from_millis(300);
 type Running = (Client, JobStatus);
 
 /// The jobs of this user on this machine.
-pub(in crate::cli::control) struct Found {
+pub struct Found {
     /// Those whose launchers answer.
     pub jobs: Vec<Running>,
     /// The process ids and the sockets of launchers that do not.
@@ -33,13 +33,13 @@ pub(in crate::cli::control) struct Found {
 }
 
 /// The job that is meant.
-pub(in crate::cli::control) enum Target {
+pub enum Target {
     Running(Running),
     Ended(Ended),
 }
 
 /// Finds all jobs that run. All launchers are asked at once.
-pub(in crate::cli::control) fn all() -> Result<Found, ControlError> {
+pub fn all() -> Result<Found, ControlError> {
     ask(|_| false)
 }
 
@@ -81,7 +81,7 @@ fn ask(is_enough: impl Fn(&JobStatus) -> bool) -> Result<Found, ControlError> {
 
 /// The job that the user means. Without a name: the one that runs of this folder, else the last one of this folder that has ended, else
 /// the only one that runs.
-pub(in crate::cli::control) fn find(name: Option<&OsStr>) -> Result<Target, ControlError> {
+pub fn find(name: Option<&OsStr>) -> Result<Target, ControlError> {
     let Some(name) = name else {
         let ByFolder { here, elsewhere, silent } = running_by_folder()?;
         if let Some(job) = only(here, None)? {
@@ -130,7 +130,7 @@ fn find_running(name: &OsStr) -> Result<Option<Running>, ControlError> {
 }
 
 /// The job that runs, for commands that have nothing to show of one that has ended.
-pub(in crate::cli::control) fn find_to_watch(name: Option<&OsStr>) -> Result<Running, ControlError> {
+pub fn find_to_watch(name: Option<&OsStr>) -> Result<Running, ControlError> {
     if let Some(name) = name {
         return match find(Some(name))? {
             Target::Running(job) => Ok(job),
@@ -142,7 +142,7 @@ pub(in crate::cli::control) fn find_to_watch(name: Option<&OsStr>) -> Result<Run
 }
 
 /// The job that runs, for commands that change it. Without a name, it is the only one that was started in this folder.
-pub(in crate::cli::control) fn find_to_change(name: Option<&OsStr>) -> Result<Running, ControlError> {
+pub fn find_to_change(name: Option<&OsStr>) -> Result<Running, ControlError> {
     if name.is_some() {
         return find_to_watch(name);
     }
@@ -205,10 +205,7 @@ fn describe(status: &JobStatus) -> String {
 }
 
 /// The ranks with these numbers in the job, or all processes. Servers have numbers of their own, and no option.
-pub(in crate::cli::control) fn choose_ranks<'a>(
-    status: &'a JobStatus,
-    numbers: &[usize],
-) -> Result<Vec<&'a RankStatus>, ControlError> {
+pub fn choose_ranks<'a>(status: &'a JobStatus, numbers: &[usize]) -> Result<Vec<&'a RankStatus>, ControlError> {
     let is_it = |rank: &RankStatus, number: usize| rank.role == Role::Trainer && rank.rank == number;
     let has = |number: usize| status.ranks.iter().any(|rank| is_it(rank, number));
     if let Some(rank) = numbers.iter().copied().find(|number| !has(*number)) {

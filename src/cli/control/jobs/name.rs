@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub(super) const SHORT: usize = 8;
 
 /// A name that a user gives for a job.
-pub(in crate::cli::control) struct Wanted<'a> {
+pub struct Wanted<'a> {
     /// Empty if it is not text: then it can only be a folder.
     name: &'a str,
     /// The folder of this name, without links.
@@ -17,7 +17,7 @@ pub(in crate::cli::control) struct Wanted<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    pub(in crate::cli::control) fn new(name: &'a OsStr) -> Self {
+    pub fn new(name: &'a OsStr) -> Self {
         // Logs that were removed are named as they were.
         let folder = std::fs::canonicalize(name).or_else(|_| std::path::absolute(name)).ok();
         Self { name: name.to_str().unwrap_or_default(), folder }
@@ -25,7 +25,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// The names of a job.
-pub(in crate::cli::control) struct JobNames<'a> {
+pub struct JobNames<'a> {
     /// Process ids on this machine.
     pids: Vec<i32>,
     job_id: &'a str,
@@ -35,7 +35,7 @@ pub(in crate::cli::control) struct JobNames<'a> {
 
 /// How well a word names a job; smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::cli::control) enum Match {
+pub enum Match {
     /// By a process id, an id, or its own log folder.
     Exact,
     /// By its script, the beginning of its id, or the folder above its log folder (`rlaunch-run --log-dir`).
@@ -43,18 +43,18 @@ pub(in crate::cli::control) enum Match {
 }
 
 impl<'a> JobNames<'a> {
-    pub(in crate::cli::control) fn of_running(job: &'a JobStatus) -> Self {
+    pub fn of_running(job: &'a JobStatus) -> Self {
         let log_dir = std::fs::canonicalize(&job.log_dir).unwrap_or_default();
         Self { pids: vec![job.launcher, job.supervisor], job_id: &job.job_id, log_dir, command: &job.command }
     }
 
     /// `host`: this machine.
-    pub(in crate::cli::control) fn of_ended(job: &'a EndedJob, host: &str) -> Self {
+    pub fn of_ended(job: &'a EndedJob, host: &str) -> Self {
         let pids = if job.host == host { vec![job.launcher, job.supervisor] } else { Vec::new() };
         Self { pids, job_id: &job.job_id, log_dir: job.log_dir.clone(), command: &job.command }
     }
 
-    pub(in crate::cli::control) fn matches(&self, wanted: &Wanted<'_>) -> Option<Match> {
+    pub fn matches(&self, wanted: &Wanted<'_>) -> Option<Match> {
         let (name, folder) = (wanted.name, wanted.folder.as_deref());
         let is_pid = name.parse().is_ok_and(|pid| self.pids.contains(&pid));
         let is_id = !name.is_empty() && self.job_id == name;
@@ -74,7 +74,7 @@ pub(super) fn file_name(path: &str) -> &str {
 }
 
 /// The script or the module of a rank's command line: the first word that is no option of the interpreter.
-pub(in crate::cli::control) fn script(command: &[String]) -> Option<&str> {
+pub fn script(command: &[String]) -> Option<&str> {
     let (first, mut rest) = command.split_first()?;
     if !file_name(first).starts_with("python") {
         return Some(first);

@@ -10,55 +10,64 @@ use crate::run::record::history::EndedJob;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Characters of the cells that may be long.
-const MAX_JOB: usize = 16;
-const MAX_SCRIPT: usize = 20;
-/// The fewest of the last cell, a folder.
-const MIN_FOLDER: usize = 8;
+/// Characters of a job's id.
+const MAX_JOB: usize = 14;
+/// Characters of a state with its ranks or its exit status.
+const MAX_STATE: usize = 25;
+/// The fewest characters of a script and of a folder.
+const MIN_CELL: usize = 7;
 const GAP: &str = "...";
+/// The cell of a script; that of a folder is the last one.
+const SCRIPT: usize = 4;
 
 /// One line a job. `silent`: launchers that do not answer; `ended`: jobs of the past.
-pub(in crate::cli::control) fn text(jobs: &[JobStatus], silent: &[i32], ended: &[EndedJob]) -> String {
-    let mut rows = vec![heading(&["PID", "JOB", "STATE", "SINCE", "RANKS", "SCRIPT", "FOLDER"])];
-    let row = |pid: i32, id: &str, state: String, at: f64, ranks: String, command: &[String], folder: String| {
+pub fn text(jobs: &[JobStatus], silent: &[i32], ended: &[EndedJob]) -> String {
+    let mut rows = vec![heading(&["PID", "JOB", "STATE", "SINCE", "SCRIPT", "FOLDER"])];
+    let row = |pid: i32, id: &str, state: String, at: f64, command: &[String], folder: String| {
         let script = escape(file_name(script(command).unwrap_or("-")));
         vec![
             pid.to_string(),
             short_id(&escape(id)),
-            state,
+            begin(&escape(&state), MAX_STATE),
             since(at),
-            ranks,
-            begin(&script, MAX_SCRIPT),
+            script,
             escape(&folder),
         ]
     };
     rows.extend(jobs.iter().map(|job| {
         let alive = job.ranks.iter().filter(|rank| rank.is_alive()).count();
-        let ranks = format!("{alive} of {}", job.ranks.len());
-        row(job.launcher, &job.job_id, job.state().into(), job.started, ranks, &job.command, in_home(&job.working_dir))
+        let state = format!("{} ({alive} of {})", job.state(), job.ranks.len());
+        row(job.launcher, &job.job_id, state, job.started, &job.command, in_home(&job.working_dir))
     }));
     let unknown = |pid: &i32| [&pid.to_string(), "-", "does not answer"].map(str::to_owned).to_vec();
     rows.extend(silent.iter().map(unknown));
     // A home may be on several machines.
     let host = net::host_name();
     rows.extend(ended.iter().map(|job| {
-        let state = match job.exit_status {
-            0 => job.outcome.clone(),
-            status => format!("{} ({status})", job.outcome),
+        let outcome = match &*job.outcome {
+            "front_lost" | "supervisor_lost" => "lost",
+            outcome => outcome,
         };
+        let state = if job.exit_status == 0 { outcome.into() } else { format!("{outcome} ({})", job.exit_status) };
         let folder = in_home(&job.working_dir);
         let folder = if job.host == host { folder } else { format!("{}:{folder}", job.host) };
-        row(job.launcher, &job.job_id, escape(&state), job.ended, "-".into(), &job.command, folder)
+        row(job.launcher, &job.job_id, state, job.ended, &job.command, folder)
     }));
-    let used: usize = widths(&rows).iter().take(6).map(|width| width + 2).sum();
-    for folder in rows.iter_mut().filter_map(|row| row.get_mut(6)) {
-        *folder = end(folder, COLUMNS.saturating_sub(used).max(MIN_FOLDER));
+    let widths = widths(&rows);
+    let used: usize = widths.iter().take(SCRIPT).map(|width| width + 2).sum();
+    let rest = COLUMNS.saturating_sub(used + 2);
+    let for_script = widths.get(SCRIPT).map_or(0, |width| (*width).min(rest / 2)).max(MIN_CELL);
+    let for_folder = rest.saturating_sub(for_script).max(MIN_CELL);
+    for row in &mut rows {
+        if let [_, _, _, _, script, folder] = &mut row[..] {
+            (*script, *folder) = (begin(script, for_script), end(folder, for_folder));
+        }
     }
     columns(&rows)
 }
 
 /// The jobs for programs. Launchers that do not answer are left out.
-pub(in crate::cli::control) fn json(jobs: &[JobStatus], ended: &[EndedJob]) -> Value {
+pub fn json(jobs: &[JobStatus], ended: &[EndedJob]) -> Value {
     let ended = ended.iter().map(|job| {
         let mut job = json!(job);
         job["phase"] = "ended".into();
@@ -74,7 +83,7 @@ fn short_id(id: &str) -> String {
 }
 
 /// A folder with `~` for the user's home.
-pub(in crate::cli::control) fn in_home(folder: &Path) -> String {
+pub fn in_home(folder: &Path) -> String {
     let home = std::env::var_os("HOME").filter(|home| home.len() > 1);
     match home.and_then(|home| folder.strip_prefix(home).ok().map(Path::to_owned)) {
         Some(rest) if rest.as_os_str().is_empty() => "~".to_owned(),

@@ -33,7 +33,7 @@ const LINES_OF_RANK: std::ops::RangeInclusive<usize> = 1024..=16 * 1024;
 
 /// Why a run cannot be read.
 #[derive(Debug, Error)]
-pub(in crate::cli::control) enum RunFolderError {
+pub enum JobFolderError {
     #[error("there is no folder {}; give the log folder of a job (its --log_dir; ./log by default)", .0.display())]
     NoFolder(PathBuf),
     #[error(
@@ -53,7 +53,7 @@ pub(in crate::cli::control) enum RunFolderError {
 
 /// The folders of a run.
 #[derive(Debug)]
-pub(in crate::cli::control) struct RunFolder {
+pub struct JobFolder {
     /// The log folder, without links.
     pub logs: PathBuf,
     /// The folder with the launcher's records.
@@ -62,16 +62,16 @@ pub(in crate::cli::control) struct RunFolder {
     pub others: usize,
 }
 
-impl RunFolder {
+impl JobFolder {
     /// The run that a log folder, or the folder of records in it, is of; or the latest of those in a folder (`rlaunch-run --log-dir`).
-    pub fn find(folder: &Path) -> Result<Self, RunFolderError> {
+    pub fn find(folder: &Path) -> Result<Self, JobFolderError> {
         let no_folder = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => RunFolderError::NoFolder(folder.to_owned()),
-            _ => RunFolderError::Unreadable(folder.to_owned(), error),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => JobFolderError::NoFolder(folder.to_owned()),
+            _ => JobFolderError::Unreadable(folder.to_owned(), error),
         };
         let named = std::fs::canonicalize(folder).map_err(no_folder)?;
         if !named.is_dir() {
-            return Err(RunFolderError::NoFolder(folder.to_owned()));
+            return Err(JobFolderError::NoFolder(folder.to_owned()));
         }
         let inner = named.join(log_files::RECORDS);
         // The names of files in a folder of another user cannot be looked up.
@@ -88,7 +88,7 @@ impl RunFolder {
         let mut runs: Vec<_> =
             folders.filter_map(|logs| Some((written(&logs.join(log_files::RECORDS))?, logs))).collect();
         runs.sort();
-        let (_, logs) = runs.pop().ok_or_else(|| RunFolderError::NoRecords(folder.to_owned()))?;
+        let (_, logs) = runs.pop().ok_or_else(|| JobFolderError::NoRecords(folder.to_owned()))?;
         Ok(Self { records: logs.join(log_files::RECORDS), logs, others: runs.len() })
     }
 
@@ -104,7 +104,7 @@ impl RunFolder {
     }
 
     /// The records, and what is wrong with them.
-    pub fn read(&self) -> Result<(RunRecord, Vec<String>), RunFolderError> {
+    pub fn read(&self) -> Result<(RunRecord, Vec<String>), JobFolderError> {
         read_records(self)
     }
 
@@ -164,12 +164,12 @@ fn written(records: &Path) -> Option<SystemTime> {
 }
 
 /// The records, and what is wrong with them.
-fn read_records(run: &RunFolder) -> Result<(RunRecord, Vec<String>), RunFolderError> {
+fn read_records(run: &JobFolder) -> Result<(RunRecord, Vec<String>), JobFolderError> {
     let (mut record, mut notes) = (RunRecord::default(), Vec::new());
     match open(&run.records.join(EVENTS))? {
         None => notes.push(format!("{EVENTS} is missing, so there is no timeline.")),
         Some((file, path)) => {
-            let note = read_events(file, &mut record).map_err(|error| RunFolderError::Unreadable(path, error))?;
+            let note = read_events(file, &mut record).map_err(|error| JobFolderError::Unreadable(path, error))?;
             notes.extend(note);
         }
     }
@@ -180,25 +180,25 @@ fn read_records(run: &RunFolder) -> Result<(RunRecord, Vec<String>), RunFolderEr
     }
     if let Some((file, path)) = open(&run.records.join(log_files::RESULT))? {
         let mut text = Vec::new();
-        file.take(MOST_RESULT).read_to_end(&mut text).map_err(|error| RunFolderError::Unreadable(path, error))?;
+        file.take(MOST_RESULT).read_to_end(&mut text).map_err(|error| JobFolderError::Unreadable(path, error))?;
         match run_page::document(&text) {
             Ok(result) => record.set_result(result),
             Err(error) => notes.push(format!("{} is damaged and was skipped: {error}.", log_files::RESULT)),
         }
     }
-    if record.is_empty() { Err(RunFolderError::NoRecords(run.records.clone())) } else { Ok((record, notes)) }
+    if record.is_empty() { Err(JobFolderError::NoRecords(run.records.clone())) } else { Ok((record, notes)) }
 }
 
 /// A regular file; `None`: there is none of this name.
-fn open(path: &Path) -> Result<Option<(File, PathBuf)>, RunFolderError> {
+fn open(path: &Path) -> Result<Option<(File, PathBuf)>, JobFolderError> {
     // O_NONBLOCK: a FIFO of that name is refused instead of waited for.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let is_file = |file: &File| file.metadata().map(|data| data.is_file());
     match opened.and_then(|file| Ok((is_file(&file)?, file))) {
         Ok((true, file)) => Ok(Some((file, path.to_owned()))),
-        Ok((false, _)) => Err(RunFolderError::NotARecord(path.to_owned())),
+        Ok((false, _)) => Err(JobFolderError::NotARecord(path.to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(RunFolderError::Unreadable(path.to_owned(), error)),
+        Err(error) => Err(JobFolderError::Unreadable(path.to_owned(), error)),
     }
 }
 
@@ -230,7 +230,7 @@ fn add_lines(mut lines: impl BufRead, record: &mut RunRecord) -> io::Result<()> 
 }
 
 /// Where the log of a rank may be.
-fn places_of_log(run: &RunFolder, row: &RankRow, record: &RunRecord, running: Option<&JobStatus>) -> Vec<PathBuf> {
+fn places_of_log(run: &JobFolder, row: &RankRow, record: &RunRecord, running: Option<&JobStatus>) -> Vec<PathBuf> {
     if let Some(status) = running {
         let rank = status.ranks.iter().find(|rank| rank.label() == row.label);
         return rank.map(|rank| rank.logs.iter().rev().cloned().collect()).unwrap_or_default();
@@ -247,7 +247,7 @@ fn places_of_log(run: &RunFolder, row: &RankRow, record: &RunRecord, running: Op
 }
 
 /// The end of the log of a rank; `None`: it has none.
-fn read_log(run: &RunFolder, row: &RankRow, places: &[PathBuf], limits: TailLimits) -> Option<RankLog> {
+fn read_log(run: &JobFolder, row: &RankRow, places: &[PathBuf], limits: TailLimits) -> Option<RankLog> {
     let path = places.iter().find_map(|path| std::fs::canonicalize(path).ok())?;
     let mut log =
         RankLog { label: row.label, path: path.display().to_string(), lines: Vec::new(), cut: false, note: None };

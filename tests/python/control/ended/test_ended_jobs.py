@@ -226,13 +226,18 @@ def unusable(jobs: Jobs, how: str) -> dict[str, str | None]:
     if how == "a file":
         (jobs.folder / "file").touch()
         return {"XDG_STATE_HOME": str(jobs.folder / "file")}
-    # Others may write to it.
     jobs.history.mkdir(parents=True)
-    jobs.history.chmod(0o777)
+    (jobs.history / "1-x.json").write_text(json.dumps(entry(1)))
+    if how == "another user's" and os.geteuid() == 0:
+        os.chown(jobs.history, 12345, 12345)
+    else:
+        jobs.history.chmod(0o777)
     return {}
 
 
-@pytest.mark.parametrize("how", ["no home", "a relative one", "read-only", "a file", "not private"])
+@pytest.mark.parametrize(
+    "how", ["no home", "a relative one", "read-only", "a file", "not private", "another user's"]
+)
 def test_where_the_home_cannot_be_used_the_history_is_beside_the_sockets(how: str, jobs: Jobs) -> None:
     changes = unusable(jobs, how)
     merged = {name: value for name, value in {**jobs.env, **changes}.items() if value is not None}
@@ -241,7 +246,7 @@ def test_where_the_home_cannot_be_used_the_history_is_beside_the_sockets(how: st
     (found,) = (jobs.runtime / "jobs").iterdir()
     assert json.loads(found.read_text())["launcher"] == pid
     assert launchers(jobs, "--all") == [pid]
-    assert not jobs.history.exists() or not list(jobs.history.iterdir())
+    assert not jobs.history.exists() or len(list(jobs.history.iterdir())) == 1
 
 
 def test_a_job_ends_well_where_no_history_can_be_written(jobs: Jobs) -> None:
