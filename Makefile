@@ -16,6 +16,8 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__
 .DEFAULT_GOAL := help
 # Thousands of test processes import the same files, so their bytecode is kept even where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
+# Jobs that are started here stay out of the history of the user.
+export XDG_STATE_HOME := $(CURDIR)/target/state
 # They need nothing of setuptools, whose .pth file costs each 3 ms of 18 otherwise. Python 3.12 and later have no other distutils.
 ifeq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info < (3, 12))' 2>/dev/null),True)
 export SETUPTOOLS_USE_DISTUTILS := stdlib

@@ -42,6 +42,8 @@ pub struct TorchrunNodes {
     pub rendezvous: TorchrunBackend,
     /// The job's name; `None`: a new one for each run.
     pub run_id: Option<String>,
+    /// The name that commands know the job by, where torchrun drops the one that was given; `None`: the run id.
+    pub name: Option<String>,
     /// The name of the backend in events.
     pub backend: String,
 }
@@ -113,6 +115,8 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunN
         }
     }
     let run_id = values.text("rdzv-id").unwrap_or("none").to_owned();
+    // torchrun drops it on a single node, so the ranks do not see it.
+    let name = values.given("rdzv-id").filter(|_| standalone || plain).map(|_| run_id.clone());
     let run_id = (!standalone && !plain).then_some(run_id);
     if run_id.as_ref().is_some_and(|id| id.contains('/')) {
         return Err(values.error("rdzv-id", "cannot be part of a file name", "leave out the /"));
@@ -139,7 +143,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunN
         let field = values.field("rdzv-endpoint");
         parse_endpoint(endpoint).map_err(|why| SpecError::new(field, endpoint, why.to_string(), "give host:port"))?;
     }
-    Ok(TorchrunNodes { nodes: (min, max), rendezvous, run_id, backend: backend.to_owned() })
+    Ok(TorchrunNodes { nodes: (min, max), rendezvous, run_id, name, backend: backend.to_owned() })
 }
 
 /// Reads `N` or `MIN:MAX`.
