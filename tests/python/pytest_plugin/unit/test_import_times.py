@@ -1,4 +1,4 @@
-"""What a session says when its ranks spent their time in imports."""
+"""How long ranks import packages, and what a session says of it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from pytest_suites import Suite, suite_fixture  # noqa: F401
+from pytest_suites import write_packages
 from rlaunch._pytest.import_times import ATTRIBUTE, ImportTimes
 from rlaunch._pytest.rank import import_clock
-
-
-def write_packages(folder: Path) -> Path:
-    """An installed package that imports another one, and a module of the user that imports both."""
-    installed = folder / "site-packages"
-    for name, source in {
-        "heavy/__init__.py": "import heavy.first, light",
-        "heavy/first.py": "",
-        "heavy/later.py": "import light.more",
-        "light/__init__.py": "import light.first",
-        "light/first.py": "",
-        "light/more.py": "",
-        "broken/__init__.py": "import broken.none",
-    }.items():
-        (installed / name).parent.mkdir(parents=True, exist_ok=True)
-        (installed / name).write_text(source)
-    (folder / "users.py").write_text("import heavy\nimport heavy.later\n")
-    return installed
 
 
 def test_time_is_that_of_the_package_that_the_user_imports(
@@ -80,32 +62,4 @@ def test_a_line_is_said_when_imports_took_most_of_the_time(imports: dict[str, fl
     assert line is None or line == (
         "ranks imported torch, sklearn.datasets for 16 s of 18 s in 2 tests; "
         "ranks_preload = torch,sklearn.datasets in pytest.ini imports once (or preload in the marker)"
-    )
-
-
-@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "workers"])
-def test_ranks_report_their_imports(
-    suite: Suite, pytester: pytest.Pytester, workers: tuple[str, ...]
-) -> None:
-    installed = write_packages(pytester.path)
-    pytester._monkeypatch.setenv("PYTHONPATH", f"{installed}:{pytester.path}")
-    pytester.makeconftest(
-        """
-        from rlaunch._pytest import import_times
-        import_times._WORTH = import_times._WORTH_SHARE = import_times._SHARE = 0.0
-        """
-    )
-    done = suite(
-        """
-        @ranks(2)
-        def test_it():
-            import users
-        """,
-        *workers,
-    )
-    done.assert_outcomes(passed=1)
-    lines = [line for line in done.outlines if line.startswith("ranks imported ")]
-    assert len(lines) == 1
-    assert {"heavy", "heavy.later"} <= set(
-        lines[0].split(" for ")[0].removeprefix("ranks imported ").split(", ")
     )
