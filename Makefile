@@ -28,7 +28,7 @@ WORKERS ?= 8
 SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_results.py \
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
-	tests/python/test_old_python_names.py tests/python/test_prose.py
+	tests/python/test_prose.py
 .PHONY: help docs site site-version demo check check-python check-stub check-tests test test-full test-pythons wheels lint lint-rust lint-all lint-workflows test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults stops chaos blame plugins fuzz mutants soak hangs clean
 
 help:

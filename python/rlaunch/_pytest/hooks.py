@@ -139,9 +139,6 @@ def _read_marker(item: pytest.Item) -> RanksMarker:
         raise MarkerError(
             f"@pytest.mark.ranks is for test functions and methods, not for {type(item).__name__}"
         )
-    if "dialect" in mark.kwargs:
-        text = "the argument dialect of @pytest.mark.ranks is deprecated; its name is frameworks"
-        item.warn(pytest.PytestDeprecationWarning(text))
     try:
         return read_marker(mark, item.config.getini("ranks_preload") or None)
     except MarkerError as error:

@@ -156,11 +156,7 @@ fn help(opt: &Opt) -> String {
 /// The options of both front ends by a name, with `_` in place of `-`.
 fn launchers_options(name: &str) -> impl Iterator<Item = &'static Opt> {
     let is_name = move |of: &str| of.replace('-', "_") == name;
-    let has = move |opt: &&Opt| {
-        is_name(opt.name)
-            || opt.aliases.iter().any(|alias| is_name(alias))
-            || opt.old.is_some_and(|old| is_name(old.name))
-    };
+    let has = move |opt: &&Opt| is_name(opt.name) || opt.aliases.iter().any(|alias| is_name(alias));
     paddle::OPTIONS.iter().chain(torchrun::OPTIONS).filter(has)
 }
 
