@@ -127,6 +127,16 @@ impl RunRecord {
         self.failed_attempts.iter().map(|failed| (failed.attempt, failed.culprit))
     }
 
+    /// The attempts that others followed, a line each: who failed first, and why.
+    pub fn describe_failures(&self) -> impl Iterator<Item = String> {
+        self.failed_attempts.iter().map(|failed| {
+            let exit = failed.exit.map_or(String::new(), |exit| format!(", {exit}"));
+            let why = failed.message.as_deref().filter(|text| !text.is_empty());
+            let why = why.map_or(String::new(), |text| format!(": {text}"));
+            format!("attempt {} failed: {}{exit}{why}", failed.attempt, failed.culprit)
+        })
+    }
+
     /// Lines that were no events.
     pub fn skipped_lines(&self) -> usize {
         self.skipped

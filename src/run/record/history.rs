@@ -63,6 +63,17 @@ pub struct EndedJob {
     pub exit_status: i32,
 }
 
+impl EndedJob {
+    /// How it ended, as people say it.
+    pub fn outcome_in_words(&self) -> String {
+        match &*self.outcome {
+            // One of the launcher's two processes.
+            "front_lost" | "supervisor_lost" => "lost".to_owned(),
+            outcome => outcome.replace('_', " "),
+        }
+    }
+}
+
 fn max_jobs(value: Option<&str>) -> usize {
     match value.map(str::trim).filter(|text| !text.is_empty()) {
         None => DEFAULT_JOBS,

@@ -71,6 +71,6 @@ impl Ended {
 fn describe(job: &EndedJob) -> String {
     let ago = Duration::try_from_secs_f64(clock::wall().as_secs_f64() - job.ended).unwrap_or_default();
     let script = script(&job.command).map_or(String::new(), |script| format!(" ({})", escape(script)));
-    let (id, outcome) = (escape(&job.job_id), escape(&job.outcome.replace('_', " ")));
+    let (id, outcome) = (escape(&job.job_id), escape(&job.outcome_in_words()));
     format!("job {id}{script}: {outcome}, exit status {}, {} ago", job.exit_status, lasted(ago))
 }

@@ -27,6 +27,8 @@ pub fn status(ended: &Ended) -> Result<String, JobFolderError> {
     if let Some(reason) = record.result().and_then(|result| result["reason"].as_str()) {
         text += &format!("reason: {}\n", escape(reason));
     }
+    let earlier = record.describe_failures().map(|line| format!("{}\n", escape(&line)));
+    text.extend(earlier);
     let mut table = vec![heading(&["RANK", "STATE", "EXIT", "RAN FOR", "CPU TIME", "PEAK MEMORY"])];
     table.extend(rank_rows(&record).iter().map(|row| {
         let number = |name: &str, shown: &dyn Fn(f64) -> String| row.number(name).map_or("-".to_owned(), shown);

@@ -3,7 +3,7 @@
 use crate::report::job_status::JobStatus;
 use crate::run::record::history::EndedJob;
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Characters of an id that name the job, as `ps` shows them of a long one.
 pub(super) const SHORT: usize = 8;
@@ -12,15 +12,15 @@ pub(super) const SHORT: usize = 8;
 pub struct Wanted<'a> {
     /// Empty if it is not text: then it can only be a folder.
     name: &'a str,
-    /// The folder of this name, without links.
-    folder: Option<PathBuf>,
+    /// The folder or the script of this name, without links.
+    path: Option<PathBuf>,
 }
 
 impl<'a> Wanted<'a> {
     pub fn new(name: &'a OsStr) -> Self {
-        // Logs that were removed are named as they were.
-        let folder = std::fs::canonicalize(name).or_else(|_| std::path::absolute(name)).ok();
-        Self { name: name.to_str().unwrap_or_default(), folder }
+        // What was removed is named as it was.
+        let path = std::fs::canonicalize(name).or_else(|_| std::path::absolute(name)).ok();
+        Self { name: name.to_str().unwrap_or_default(), path }
     }
 }
 
@@ -31,6 +31,8 @@ pub struct JobNames<'a> {
     job_id: &'a str,
     log_dir: PathBuf,
     command: &'a [String],
+    /// Where its command line begins.
+    working_dir: &'a Path,
 }
 
 /// How well a word names a job; smaller is better.
@@ -38,6 +40,8 @@ pub struct JobNames<'a> {
 pub enum Match {
     /// By a process id, an id, or its own log folder.
     Exact,
+    /// By the path of its script: of jobs with scripts of one name it is the one of this folder.
+    Script,
     /// By its script, the beginning of its id, or the folder above its log folder (`rlaunch-run --log-dir`).
     Loose,
 }
@@ -45,25 +49,30 @@ pub enum Match {
 impl<'a> JobNames<'a> {
     pub fn of_running(job: &'a JobStatus) -> Self {
         let log_dir = std::fs::canonicalize(&job.log_dir).unwrap_or_default();
-        Self { pids: vec![job.launcher, job.supervisor], job_id: &job.job_id, log_dir, command: &job.command }
+        let (pids, command) = (vec![job.launcher, job.supervisor], &job.command);
+        Self { pids, job_id: &job.job_id, log_dir, command, working_dir: &job.working_dir }
     }
 
     /// `host`: this machine.
     pub fn of_ended(job: &'a EndedJob, host: &str) -> Self {
         let pids = if job.host == host { vec![job.launcher, job.supervisor] } else { Vec::new() };
-        Self { pids, job_id: &job.job_id, log_dir: job.log_dir.clone(), command: &job.command }
+        let (log_dir, command) = (job.log_dir.clone(), &job.command);
+        Self { pids, job_id: &job.job_id, log_dir, command, working_dir: &job.working_dir }
     }
 
     pub fn matches(&self, wanted: &Wanted<'_>) -> Option<Match> {
-        let (name, folder) = (wanted.name, wanted.folder.as_deref());
+        let (name, path) = (wanted.name, wanted.path.as_deref());
         let is_pid = name.parse().is_ok_and(|pid| self.pids.contains(&pid));
         let is_id = !name.is_empty() && self.job_id == name;
-        if is_pid || is_id || folder == Some(&*self.log_dir) {
+        if is_pid || is_id || path == Some(&*self.log_dir) {
             return Some(Match::Exact);
         }
-        let is_above = folder.is_some() && folder == self.log_dir.parent();
+        let is_above = path.is_some() && path == self.log_dir.parent();
         let begins = name.len() >= SHORT && self.job_id.starts_with(name);
         let script = script(self.command);
+        if script.is_some_and(|own| path == Some(&*self.working_dir.join(own))) {
+            return Some(Match::Script);
+        }
         let is_script = script.is_some_and(|own| own == name || file_name(own) == name);
         (is_script || begins || is_above).then_some(Match::Loose)
     }
@@ -108,10 +117,11 @@ mod tests {
     #[test]
     fn a_job_is_named_by_its_script_and_by_the_beginning_of_its_id() {
         let command = ["python3".to_owned(), "a/train.py".to_owned()];
-        let names =
-            JobNames { pids: vec![7, 8], job_id: "2e58a464-d7ce", log_dir: "/none/log".into(), command: &command };
+        let (job_id, log_dir, working_dir) = ("2e58a464-d7ce", "/none/log".into(), Path::new("/none/b"));
+        let names = JobNames { pids: vec![7, 8], job_id, log_dir, command: &command, working_dir };
         let of = |name| names.matches(&Wanted::new(OsStr::new(name)));
         assert_eq!(["8", "2e58a464-d7ce"].map(of), [Some(Match::Exact); 2]);
+        assert_eq!(["/none/b/a/train.py", "/none/b/./a/train.py"].map(of), [Some(Match::Script); 2]);
         assert_eq!(["train.py", "a/train.py", "2e58a464"].map(of), [Some(Match::Loose); 3]);
         assert_eq!(["9", "2e58", "b/train.py", "train", "/none"].map(of), [None, None, None, None, Some(Match::Loose)]);
     }

@@ -44,11 +44,8 @@ pub fn text(jobs: &[JobStatus], silent: &[i32], ended: &[EndedJob]) -> String {
     // A home may be on several machines.
     let host = net::host_name();
     rows.extend(ended.iter().map(|job| {
-        let outcome = match &*job.outcome {
-            "front_lost" | "supervisor_lost" => "lost",
-            outcome => outcome,
-        };
-        let state = if job.exit_status == 0 { outcome.into() } else { format!("{outcome} ({})", job.exit_status) };
+        let outcome = job.outcome_in_words();
+        let state = if job.exit_status == 0 { outcome } else { format!("{outcome} ({})", job.exit_status) };
         let folder = in_home(&job.working_dir);
         let folder = if job.host == host { folder } else { format!("{}:{folder}", job.host) };
         row(job.launcher, &job.job_id, state, job.ended, &job.command, folder)

@@ -128,6 +128,23 @@ def test_without_a_name_the_job_of_the_folder_is_meant(jobs: Jobs) -> None:
         assert launchers(jobs, "--all") == [running.pid, ended]
 
 
+def test_a_script_is_that_of_this_folder(jobs: Jobs) -> None:
+    here = end(jobs, 0)
+    there = end(elsewhere(jobs), 3)
+    for name, launcher in (("train.py", here), ("./train.py", here), ("elsewhere/train.py", there)):
+        assert jobs.json("status", name)["launcher"] == launcher, name
+
+
+def test_status_says_which_attempts_had_failed(jobs: Jobs) -> None:
+    jobs.script(
+        "if not os.path.exists('again'):\n    open('again', 'w').close()\n    raise ValueError('once')\n"
+    )
+    ended = jobs.run("--nproc_per_node=1", "--max_restart=1", "train.py", env=jobs.env)
+    assert ended.status == 0, ended
+    text = jobs.ask("status").stdout.decode()
+    assert "attempt 0 failed: rank 0, exit code 1: ValueError: once" in text.splitlines()
+
+
 def test_the_latest_of_several_is_shown(torch_jobs: TorchJobs) -> None:
     jobs = torch_jobs
     pids = [end(jobs, status, "--log-dir=logs") for status in (3, 4)]
