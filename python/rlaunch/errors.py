@@ -52,12 +52,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         # Not by importlib, whose import takes longer than most of these modules'.
         return getattr(__import__(f"{__package__}._errors.{_LAZY[name]}", fromlist=(name,)), name)
-    if name == "MissingRank":
-        import warnings
-
-        text = "rlaunch.errors.MissingRank is deprecated; its name is MissingRankError"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return MissingRankError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

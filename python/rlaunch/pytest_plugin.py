@@ -85,6 +85,10 @@ def pytest_configure(config: pytest.Config) -> None:
             "--ranks-pdb is incompatible with distributing tests, because workers of pytest-xdist have no "
             "terminal; try -n 0"
         )
+    if not hasattr(config, "workerinput"):
+        from ._pytest.import_times import ImportTimes
+
+        config.pluginmanager.register(ImportTimes(), "rlaunch-import-times")
     if names := _read_requested_frameworks():
         from ._install.import_hook import InstallingFinder
 

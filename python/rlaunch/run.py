@@ -78,8 +78,6 @@ def _build_arguments(args: Namespace) -> list[str]:
     arguments = []
     for option in _lib.run_options({}):
         value = getattr(args, option["attribute"], None)
-        if value in (None, option["default"]) and option["old_name"]:
-            value = getattr(args, option["old_name"].replace("-", "_"), value)
         if option["kind"] == "flag":
             arguments += [f"--{option['name']}"] if value else []
         elif option["kind"] == "list":

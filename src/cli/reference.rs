@@ -138,7 +138,11 @@ fn variable_page() -> String {
 }
 
 /// Variables that change rlaunch and set no option.
-const OTHER_VARIABLES: [(&str, &str); 4] = [
+const OTHER_VARIABLES: [(&str, &str); 5] = [
+    (
+        "RLAUNCH_HISTORY",
+        "number of ended jobs that `rlaunch ps --all` knows (default: 200); `0` keeps none ([where](../running-jobs.md#jobs-that-have-ended))",
+    ),
     ("RLAUNCH_INSTALL", "programs that call torchrun or Paddle's launchers run on rlaunch ([how](../install.md))"),
     ("RLAUNCH_RUNTIME_DIR", "folder of the control sockets of running jobs (default: `/tmp/rlaunch-UID`)"),
     (

@@ -146,7 +146,8 @@ pub fn plan(
         });
     }
     let pod = paddle_launch::PodInfo { name: String::new(), log_dir: context.log_dir.clone(), auto_cluster: false };
-    let (nnodes, world_size, job_id) = (position.nnodes, position.world_size, run_id.to_owned());
+    let (nnodes, world_size, job_id) =
+        (position.nnodes, position.world_size, spec.name.as_deref().unwrap_or(run_id).to_owned());
     Ok((Plan { ranks, nnodes, world_size, pod, job_id, mode: "torch", awaits_servers: false }, shown))
 }
 

@@ -110,14 +110,12 @@ mod lib {
         py.detach(|| frontend::main(&args, &Interpreter::from(interpreter), record))
     }
 
-    /// The names of the command line's options and of their aliases, whether each is a flag, and the name that replaces it if
-    /// it is deprecated.
+    /// The names of the command line's options and of their aliases, and whether each is a flag.
     #[pyfunction]
-    fn launch_options() -> BTreeMap<&'static str, (bool, Option<&'static str>)> {
+    fn launch_options() -> BTreeMap<&'static str, bool> {
         let names = |opt: &'static Opt| {
-            let names = std::iter::once(opt.name).chain(opt.aliases.iter().copied()).map(|name| (name, None));
-            let names = names.chain(opt.old.map(|old| (old.name, Some(opt.name))));
-            names.map(|(name, replaced_by)| (name, (opt.kind == OptKind::Flag, replaced_by)))
+            let names = std::iter::once(opt.name).chain(opt.aliases.iter().copied());
+            names.map(|name| (name, opt.kind == OptKind::Flag))
         };
         OPTIONS.iter().flat_map(names).collect()
     }
@@ -216,12 +214,6 @@ mod lib {
     #[pyfunction]
     fn check_option_name(name: &str) -> PyResult<bool> {
         options::check_option_name(name).map_err(to_python)
-    }
-
-    /// The present name of an option of `spawn` that was renamed; None for any other name.
-    #[pyfunction]
-    fn renamed_option(name: &str) -> Option<&'static str> {
-        options::renamed(name)
     }
 
     /// Checks the name of a backend.

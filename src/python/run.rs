@@ -28,7 +28,7 @@ pub fn run_main(
     py.detach(|| frontend::main(&args, &Interpreter::from(interpreter), record, from_pet))
 }
 
-/// The options, for an argparse parser: `name`, `old_name` (deprecated, or None), `short`, `attribute`, `kind` (text, int,
+/// The options, for an argparse parser: `name`, `short`, `attribute`, `kind` (text, int,
 /// seconds, flag, list), `choices`, `default` (text, bool or None, with the variable's value), `help`, `ours` (not
 /// torchrun's).
 #[pyfunction]
@@ -44,7 +44,6 @@ pub fn run_options(py: Python<'_>, environ: BTreeMap<OsString, OsString>) -> PyR
             OptKind::Text => "text",
         };
         row.set_item("name", opt.name)?;
-        row.set_item("old_name", opt.old.map(|old| old.name))?;
         row.set_item("short", opt.short.map(String::from))?;
         row.set_item("attribute", attribute(opt))?;
         row.set_item("kind", kind)?;

@@ -66,6 +66,13 @@ pub struct RankStatus {
     pub logs: Vec<PathBuf>,
 }
 
+impl JobStatus {
+    /// Its phase in a word, or `suspended`.
+    pub fn state(&self) -> &'static str {
+        if self.suspended { "suspended" } else { self.phase.word() }
+    }
+}
+
 impl RankStatus {
     /// Its role and number.
     pub fn label(&self) -> ProcessLabel {
@@ -100,6 +107,9 @@ pub struct JobStatus {
     pub supervisor: i32,
     /// The command line of the ranks, with secrets masked.
     pub command: Vec<String>,
+    /// The folder in which the launcher was started; empty: unknown.
+    #[serde(default)]
+    pub working_dir: PathBuf,
     /// The folder of the logs.
     pub log_dir: PathBuf,
     /// When the launcher was started (seconds since 1970).

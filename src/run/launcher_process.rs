@@ -196,6 +196,11 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
 }
 
 impl LauncherSide {
+    /// The process id of the supervisor process.
+    pub fn supervisor_pid(&self) -> i32 {
+        self.supervisor.pid
+    }
+
     /// Passes signals on until the supervisor process has ended, and kills it if it does not stop in time. Kills ranks that
     /// outlive this node's lease, whatever the supervisor process is doing: it may be stopped, or wait for a log folder that hangs.
     pub fn guard(

@@ -2,7 +2,6 @@
 
 use crate::spec::error::SpecError;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The form of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +25,6 @@ pub struct Opt {
     pub name: &'static str,
     /// Other names of the same option, shown in the help.
     pub aliases: &'static [&'static str],
-    /// The names from before the option was renamed. They still work, are in no help, and cause a notice.
-    pub old: Option<OldNames>,
     /// The one-letter name.
     pub short: Option<char>,
     /// The form of the value.
@@ -41,22 +38,6 @@ pub struct Opt {
     pub default: Option<&'static str>,
     /// One line of help.
     pub help: &'static str,
-}
-
-/// The names of an option and of its variable before they were renamed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OldNames {
-    /// The option, without dashes.
-    pub name: &'static str,
-    /// The variable.
-    pub env: &'static str,
-}
-
-impl Opt {
-    /// The variables that set it, those with an old name first: the last one that is set wins.
-    pub fn all_env(&self) -> impl DoubleEndedIterator<Item = &'static str> {
-        self.old.map(|old| old.env).into_iter().chain(self.env.iter().copied())
-    }
 }
 
 /// A group of options in the help: those from `first` on in the order of the table, up to the next group.
@@ -92,27 +73,7 @@ pub const fn opt(
     default: Option<&'static str>,
     help: &'static str,
 ) -> Opt {
-    Opt { name, aliases: &[], old: None, short: None, kind, choices: &[], env, default, help }
-}
-
-/// The same option, with the names that it and its variable had before.
-pub const fn renamed(name: &'static str, env: &'static str, opt: Opt) -> Opt {
-    Opt { old: Some(OldNames { name, env }), ..opt }
-}
-
-/// The notice about an option or variable that the user gave by its old name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deprecation {
-    /// The old name, as the user wrote it.
-    pub old: String,
-    /// The present name.
-    pub new: String,
-}
-
-impl fmt::Display for Deprecation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is deprecated; use {}", self.old, self.new)
-    }
+    Opt { name, aliases: &[], short: None, kind, choices: &[], env, default, help }
 }
 
 /// The source of a value.
@@ -153,8 +114,6 @@ pub struct OptValues {
     map: BTreeMap<&'static str, OptValue>,
     /// Options that a variable overrides, with the variable and its value, in table order. Secrets are left out.
     pub overridden: Vec<(&'static str, &'static str, String)>,
-    /// The variables in effect that have an old name.
-    pub deprecated: Vec<Deprecation>,
     /// The other name (`gpus`) by which the command line gives an option (`devices`).
     pub aliases: BTreeMap<&'static str, &'static str>,
 }
@@ -173,7 +132,7 @@ pub fn prefer_env(
     let mut values = OptValues::default();
     for opt in table {
         let set = |var| Some((var, vars.get(var).filter(|text| counts(var, text))?.clone()));
-        let set: Vec<(&'static str, String)> = opt.all_env().filter_map(set).collect();
+        let set: Vec<(&'static str, String)> = opt.env.iter().copied().filter_map(set).collect();
         if !SECRET.contains(&opt.name) {
             values.overridden.extend(set.iter().map(|(var, text)| (opt.name, *var, text.clone())));
         }
@@ -190,7 +149,7 @@ pub fn prefer_flags(table: &'static [Opt], flags: &BTreeMap<&'static str, String
     for opt in table {
         let flag = flags.get(opt.name).map(|text| OptValue { text: text.clone(), source: ValueSource::Flag });
         let set = |var| Some(OptValue { text: vars.get(var)?.clone(), source: ValueSource::Env(var) });
-        values.put(opt, flag.or_else(|| opt.all_env().rev().find_map(set)));
+        values.put(opt, flag.or_else(|| opt.env.iter().copied().rev().find_map(set)));
     }
     values
 }
@@ -207,12 +166,6 @@ pub fn parse_bool(text: &str) -> Option<bool> {
 impl OptValues {
     /// Sets an option to the value that was given, else to its default.
     fn put(&mut self, opt: &'static Opt, given: Option<OptValue>) {
-        if let (Some(old), Some(OptValue { source: ValueSource::Env(var), .. })) = (opt.old, &given)
-            && old.env == *var
-            && let Some(new) = opt.env.last()
-        {
-            self.deprecated.push(Deprecation { old: old.env.into(), new: (*new).into() });
-        }
         let default = || Some(OptValue { text: opt.default?.into(), source: ValueSource::Default });
         if let Some(value) = given.or_else(default) {
             self.map.insert(opt.name, value);

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,10 @@ for number, action in LISTENED_TO.items():
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, action)
 
+
+# Jobs of tests stay out of the history of the user who runs them.
+STATE = tempfile.TemporaryDirectory(prefix="rlaunch-state-")
+os.environ["XDG_STATE_HOME"] = STATE.name
 
 # The workers of pytest-xdist draw the same.
 os.environ["RLAUNCH_SEED"] = str(SEED)

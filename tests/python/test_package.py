@@ -62,17 +62,6 @@ def test_the_launcher_loads_no_framework(tmp_path: Path) -> None:
     assert not names & FRAMEWORKS
 
 
-def test_spawn_stays_the_function_when_its_module_is_imported() -> None:
-    out = run(
-        sys.executable,
-        "-c",
-        "import rlaunch.spawn, rlaunch\n"
-        "from rlaunch.spawn import MultiprocessContext, _options_valid_check, spawn\n"
-        "assert rlaunch.spawn is spawn; print(callable(rlaunch.spawn), MultiprocessContext.__name__)",
-    )
-    assert out.split() == ["True", "MultiprocessContext"]
-
-
 def test_versions_agree() -> None:
     found = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
     assert found is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import REMAINDER, SUPPRESS, Action, ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
@@ -38,17 +37,6 @@ class _PrintCompletion(Action):
         parser.exit()
 
 
-class _StoreRenamed(Action):
-    """Stores the value of an option given by its old name, and prints a notice."""
-
-    def __call__(
-        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        new_name = self.dest.replace("_", "-")
-        print(f"rlaunch: {self.option_strings[0]} is deprecated; use --{new_name}", file=sys.stderr)
-        setattr(namespace, self.dest, values)
-
-
 def build_parser(options: Sequence[dict[str, Any]]) -> ArgumentParser:
     """Returns the parser with these options, in the form of ``_lib.run_options``."""
     parser = _Parser(
@@ -72,13 +60,6 @@ def build_parser(options: Sequence[dict[str, Any]]) -> ArgumentParser:
         if option["attribute"] == "print_completion":
             keywords = {"action": _PrintCompletion, "choices": option["choices"]}
         parser.add_argument(*short, *names, help=option["help"].replace("%", "%%"), **keywords)
-        if option["old_name"]:
-            old_names = dict.fromkeys(
-                [f"--{option['old_name']}", f"--{option['old_name'].replace('-', '_')}"]
-            )
-            parser.add_argument(
-                *old_names, action=_StoreRenamed, dest=option["attribute"], default=SUPPRESS, help=SUPPRESS
-            )
     parser.own_options = frozenset(option["attribute"] for option in options if option["ours"])
     parser.add_argument("training_script", help="what each rank runs")
     parser.add_argument("training_script_args", nargs=REMAINDER, help="its arguments")

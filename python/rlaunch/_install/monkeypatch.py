@@ -27,15 +27,6 @@ class Installation:
         """Whether there is something to undo."""
         return bool(self._originals)
 
-    @property
-    def stands(self) -> bool:
-        """Deprecated: older name of ``is_active``."""
-        import warnings
-
-        text = "Installation.stands is deprecated; its name is is_active"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return self.is_active
-
     def uninstall(self) -> None:
         """Restores the original values. A second call has no effect."""
         while self._originals:

@@ -118,20 +118,19 @@ def _build_flags(options: dict[str, Any]) -> list[bytes]:
             raise TypeError(_describe_unknown(name, known))
         if value is None:
             continue
-        is_flag, _ = known[name]
-        if is_flag:
+        if known[name]:
             flags += [b"--" + name.encode()] if value else []
         else:
             flags.append(b"--" + name.encode() + b"=" + _format_value(value))
     return flags
 
 
-def _describe_unknown(name: str, known: dict[str, tuple[bool, str | None]]) -> str:
+def _describe_unknown(name: str, known: dict[str, bool]) -> str:
     import difflib
 
     other = _OTHER_NAMES.get(name)
     near = [other] if other else difflib.get_close_matches(name, known.keys() - {name}, 1)
-    hint = f"; did you mean {(known[near[0]][1] or near[0])!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"launch() has no option {name!r}{hint}"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest import tmpdir
 
-from . import outcome, preload_modules, subtests
+from . import import_times, outcome, preload_modules, subtests
 from .marker import MarkerError, RanksMarker, read_marker
 from .rank_server import read_file
 from .resources.device_locks import TooFewDevices
@@ -139,9 +139,6 @@ def _read_marker(item: pytest.Item) -> RanksMarker:
         raise MarkerError(
             f"@pytest.mark.ranks is for test functions and methods, not for {type(item).__name__}"
         )
-    if "dialect" in mark.kwargs:
-        text = "the argument dialect of @pytest.mark.ranks is deprecated; its name is frameworks"
-        item.warn(pytest.PytestDeprecationWarning(text))
     try:
         return read_marker(mark, item.config.getini("ranks_preload") or None)
     except MarkerError as error:
@@ -241,6 +238,7 @@ class _Hooks:
             elif isinstance(raised, KeyboardInterrupt):  # With --pdb, where pytest goes on after it.
                 item.session.shouldstop = "KeyboardInterrupt"
         if call.when == "teardown" and run is not None:
+            import_times.add_to_report(report, run)
             del item.config.stash[_current]
             del item.stash[_run]
         return report

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import pytest
 
 START_METHODS = ("spawn", "fork", "forkserver", "zygote")
-_UNSET = object()
 FRAMEWORKS = ("paddle", "torch", "jax")
 
 
@@ -65,7 +64,6 @@ def _check_arguments(
     start_method: Any = None,
     gpus: Any = None,
     frameworks: Any = "paddle,torch",
-    dialect: Any = _UNSET,
     preload: Any = None,
     shared: Any = (),
 ) -> RanksMarker:
@@ -77,8 +75,6 @@ def _check_arguments(
     _require(
         start_method in START_METHODS, "start_method", start_method, f"one of {', '.join(START_METHODS)}"
     )
-    if dialect is not _UNSET:  # Deprecated.
-        frameworks = dialect
     names = frameworks.split(",") if isinstance(frameworks, str) else [""]
     known = all(name.strip() in FRAMEWORKS for name in names)
     _require(known, "frameworks", frameworks, f"one of {', '.join(FRAMEWORKS)}, or several joined by commas")

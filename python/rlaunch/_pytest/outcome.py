@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ from .stacks.grouping import format_ranks, group_stacks
 if TYPE_CHECKING:
     from _pytest._code.code import ExceptionChainRepr
     from _pytest._io import TerminalWriter
+
+
+# In the stack of a rank that waits in an operation of all ranks.
+_WAITING = "/rlaunch/_pytest/rank/fixture.py"
 
 
 class RankFailed(Exception):
@@ -150,10 +155,10 @@ def _group_stacks(run: Run) -> str:
 def add_ranks(item: pytest.Item, longrepr: Any, culprits: str | None, states: list[str]) -> Any:
     """Returns the ``longrepr`` with the culprits in its summary, and with a section on all ranks."""
     if not hasattr(longrepr, "addsection"):
-        longrepr = _make_text(item, str(longrepr), str(longrepr).partition("\n")[0])
+        longrepr = _make_text(item, str(longrepr), get_first_line(str(longrepr)))
     crash = getattr(longrepr, "reprcrash", None)
     if crash is not None and culprits is not None and not crash.message.startswith("rank "):
-        crash.message = f"{culprits}: {crash.message}"
+        crash.message = f"{culprits}: {_tidy(crash.message)}"
     if len(states) > 1 or culprits is None:
         longrepr.addsection("ranks", "\n".join(states), "-")
     return longrepr
@@ -207,13 +212,17 @@ def describe_state(item: pytest.Item, run: Run, peer: RankPeer) -> str:
     if own is not None:
         text = _abbreviate(own)
         return f"{text} (above)" if own is run.outcome else text.replace("failed:", "failed too:", 1)
+    if peer.number in run.stopped and peer.is_done:
+        return "passed, then stopped while its process exited"
     if peer.number in run.stopped:
         text = "passed, then stopped" if peer.passed > 1 else "stopped"
         place = _find_place(item, run, peer)
         text = f"{text} in {place}" if place is not None else text
         if not peer.has_begun:
             text = f"{text}, before its test began" if place is not None else f"{text} before its test began"
-        return f"{text} ({peer.waits})" if peer.waits else text
+        # It may have begun to wait after its stack was written.
+        stack = run.stacks.get(peer.number, "")
+        return f"{text} ({peer.waits})" if peer.waits and (not stack or _WAITING in stack) else text
     return "passed" if peer.exitcode == 0 else describe_exit(peer.exitcode)
 
 
@@ -238,5 +247,13 @@ def _abbreviate(outcome: Outcome) -> str:
 def get_first_line(longrepr: Any) -> str:
     """Returns the first line of a failed phase's message."""
     crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else None
-    text = crash["message"] if crash else str(longrepr)
-    return str(text).strip().partition("\n")[0]
+    if crash:
+        return _tidy(str(crash["message"])).partition("\n")[0]
+    # An unknown fixture: `file t.py, line 3`, and the reason behind an E.
+    lines = str(longrepr).strip().splitlines()
+    return next((line[1:].strip() for line in lines if line.startswith("E ")), lines[0] if lines else "")
+
+
+def _tidy(message: str) -> str:
+    """Returns a message without the module of an error of rlaunch, with text in its first line."""
+    return re.sub(r"\A([^\n]*:) *\n\s*", r"\1 ", message.strip().removeprefix("rlaunch.errors."))

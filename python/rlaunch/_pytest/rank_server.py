@@ -38,6 +38,7 @@ class RankPeer:
         is_ready: whether it can write its stacks.
         has_begun: whether it has reached its test.
         is_debugging: whether it has the terminal, for a debugger.
+        imports: seconds that it took to import installed modules, by module.
         has_raised_interrupt: whether it has raised KeyboardInterrupt without a signal.
         shared_memory: names of the shared memory that it created and did not remove.
         passed: number of phases that it has passed.
@@ -57,6 +58,7 @@ class RankPeer:
         self.is_ready = False
         self.has_begun = False
         self.is_debugging = False
+        self.imports: dict[str, float] = {}
         self.has_raised_interrupt = False
         self.shared_memory: list[str] = []
         self.passed = 0

@@ -277,6 +277,8 @@ class Run:
             peer.has_begun = True
             if self._have_all_begun():
                 self._restart_timer()
+        elif kind == "imports":
+            peer.imports = content
         elif kind == "shared_memory":
             peer.shared_memory = content
         elif kind == "debugging":

@@ -70,12 +70,11 @@ def spawn(
         OSError: the system cannot start a rank. The ranks that were started before it have been ended.
     """
     __tracebackhide__ = True
-    from .plan.options import check_option_names, list_log_files, read_grace_period, rename_old_options
+    from .plan.options import check_option_names, list_log_files, read_grace_period
 
     # A plain dictionary: the plan replaces "auto" by the backend in effect.
     settings: dict[str, Any] = {**options}
     check_option_names(settings)
-    rename_old_options(settings)
     start_method = settings.get("start_method")
     if start_method != "fork":
         from .main_guard import check_main_guard

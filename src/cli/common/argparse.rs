@@ -1,7 +1,7 @@
 //! Parses a command line as Python's argparse does, for a parser with options, one positional and the rest.
 
 use crate::cli::common::command_line::{self, CommandLineError};
-use crate::spec::options::{Deprecation, Opt, OptKind};
+use crate::spec::options::{Opt, OptKind};
 use crate::spec::shown;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -31,8 +31,6 @@ pub struct ParsedArgs {
     pub rest: Vec<OsString>,
     /// The option that parsing stopped at.
     pub stopped_at: Option<&'static str>,
-    /// The options that were given by an old name.
-    pub deprecated: Vec<Deprecation>,
 }
 
 /// An argument before the positional.
@@ -46,8 +44,7 @@ enum ArgToken<'a> {
 impl ArgparseParser {
     /// Parses a command line, without its program name.
     pub fn parse(&self, args: &[OsString]) -> Result<ParsedArgs, CommandLineError> {
-        let mut parsed =
-            ParsedArgs { options: BTreeMap::new(), rest: Vec::new(), stopped_at: None, deprecated: Vec::new() };
+        let mut parsed = ParsedArgs { options: BTreeMap::new(), rest: Vec::new(), stopped_at: None };
         let mut at = 0;
         while let Some(arg) = args.get(at) {
             at += 1;
@@ -65,7 +62,6 @@ impl ArgparseParser {
                 ArgToken::Unknown => return Err(self.unknown_option(arg)),
                 ArgToken::Option(opt, value) => (opt, value),
             };
-            parsed.deprecated.extend(deprecation(opt, arg).filter(|notice| !parsed.deprecated.contains(notice)));
             let is_short = arg.as_bytes().get(1) != Some(&b'-');
             // One-letter flags may stand in one argument, with an option and its value at the end.
             while let (OptKind::Flag, Some(letters)) = (opt.kind, value) {
@@ -151,10 +147,10 @@ impl ArgparseParser {
 
     /// The option with this name, or the only one whose name begins with it.
     fn find_option(&self, name: &str) -> Result<Option<&'static Opt>, CommandLineError> {
-        if let Some(opt) = self.options.iter().find(|opt| spellings(opt).any(|own| own == name)) {
+        if let Some(opt) = self.options.iter().find(|opt| spellings(opt).iter().any(|own| *own == name)) {
             return Ok(Some(opt));
         }
-        let begins = |opt: &&'static Opt| spellings(opt).any(|own| own.starts_with(name));
+        let begins = |opt: &&'static Opt| spellings(opt).iter().any(|own| own.starts_with(name));
         let (preferred, others): (Vec<&'static Opt>, Vec<&'static Opt>) =
             self.options.iter().copied().filter(begins).partition(|opt| (self.is_preferred)(opt.name));
         let candidates = if preferred.is_empty() { others } else { preferred };
@@ -181,18 +177,9 @@ impl ArgparseParser {
     }
 }
 
-/// The spellings of an option, the old ones too.
-fn spellings(opt: &Opt) -> impl Iterator<Item = String> {
-    let names = std::iter::once(opt.name).chain(opt.old.map(|old| old.name));
-    names.flat_map(|name| [name.to_owned(), name.replace('-', "_")])
-}
-
-/// The notice about an option that this argument gives by its old name, or by the beginning of that alone.
-fn deprecation(opt: &Opt, arg: &OsStr) -> Option<Deprecation> {
-    let old = opt.old?;
-    let typed = arg.to_str()?.strip_prefix("--")?.split('=').next()?.replace('_', "-");
-    let is_old = old.name.starts_with(&typed) && !opt.name.starts_with(&typed);
-    is_old.then(|| Deprecation { old: format!("--{}", old.name), new: format!("--{}", opt.name) })
+/// The spellings of an option.
+fn spellings(opt: &Opt) -> [String; 2] {
+    [opt.name.to_owned(), opt.name.replace('-', "_")]
 }
 
 /// An option as it is spelt in this argument: by its letter or by its name.

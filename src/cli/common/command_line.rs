@@ -156,11 +156,7 @@ fn help(opt: &Opt) -> String {
 /// The options of both front ends by a name, with `_` in place of `-`.
 fn launchers_options(name: &str) -> impl Iterator<Item = &'static Opt> {
     let is_name = move |of: &str| of.replace('-', "_") == name;
-    let has = move |opt: &&Opt| {
-        is_name(opt.name)
-            || opt.aliases.iter().any(|alias| is_name(alias))
-            || opt.old.is_some_and(|old| is_name(old.name))
-    };
+    let has = move |opt: &&Opt| is_name(opt.name) || opt.aliases.iter().any(|alias| is_name(alias));
     paddle::OPTIONS.iter().chain(torchrun::OPTIONS).filter(has)
 }
 
@@ -178,9 +174,21 @@ fn is_launchers_own(name: &str) -> bool {
     COMMON.contains(&name) || (name.contains('_') && options.peek().is_some() && options.all(is_ours))
 }
 
-/// The warning about a launcher's option among the script's arguments, unless the launcher has it too. `flags`: the
-/// launcher's options; `rest`: the script and its arguments.
-pub fn misplaced_option(flags: &BTreeMap<&'static str, String>, rest: &[OsString]) -> Option<String> {
+/// The warnings about arguments that are accepted, but are hardly meant so. `flags`: the launcher's options; `rest`: the script
+/// and its arguments.
+pub fn doubtful_arguments(
+    flags: &BTreeMap<&'static str, String>,
+    rest: &[OsString],
+) -> impl Iterator<Item = String> + use<> {
+    // bash expands it at the beginning of a word alone.
+    let tilde = flags.iter().find(|(_, value)| value.starts_with("~/")).map(|(name, value)| {
+        format!("--{name} {value}: a folder named ~ is meant here, as shells do not expand ~ after =; write --{name} {value}")
+    });
+    misplaced_option(flags, rest).into_iter().chain(tilde)
+}
+
+/// The warning about a launcher's option among the script's arguments, unless the launcher has it too.
+fn misplaced_option(flags: &BTreeMap<&'static str, String>, rest: &[OsString]) -> Option<String> {
     let is_misplaced = |arg: &&OsString| {
         arg.to_str()
             .and_then(given_name)

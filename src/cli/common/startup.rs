@@ -1,11 +1,10 @@
 //! How each front end starts: standard descriptors, signal handlers, the environment.
 
 use crate::cli::common::error::CliError;
-use crate::cli::common::message::print_notice;
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::plan::env::nested::{OuterLauncher, without_outer_exports};
 use crate::run::launch::OWN_VARS;
-use crate::spec::options::{Deprecation, EnvVars, Opt};
+use crate::spec::options::{EnvVars, Opt};
 use crate::sys::io::console;
 use crate::sys::io::terminal_modes::TerminalModes;
 use crate::sys::signals::Signals;
@@ -85,17 +84,10 @@ pub fn separate_outer_exports(base: Environment, all: &EnvVars) -> LauncherEnv {
 pub fn read_environment(options: &[Opt]) -> Result<(Environment, EnvVars), CliError> {
     let base: Environment = std::env::vars_os().collect();
     let is_not_text = |name: &str| base.iter().any(|(n, value)| *n == *name && value.to_str().is_none());
-    if let Some(name) = options.iter().flat_map(Opt::all_env).find(|name| is_not_text(name)) {
-        return Err(CliError::VariableNotUtf8 { name: name.to_owned() });
+    if let Some(name) = options.iter().flat_map(|opt| opt.env).find(|name| is_not_text(name)) {
+        return Err(CliError::VariableNotUtf8 { name: (*name).to_owned() });
     }
     let text = |(name, value): &(OsString, OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
     let vars = base.iter().filter_map(text).collect();
     Ok((base, vars))
-}
-
-/// Prints one line for each option or variable that was given by its old name.
-pub fn print_deprecations<'a>(notices: impl Iterator<Item = &'a Deprecation>) {
-    for notice in notices {
-        print_notice(&notice.to_string());
-    }
 }

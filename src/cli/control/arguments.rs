@@ -7,14 +7,17 @@ use crate::report::wording;
 use crate::spec::rendezvous::MAX_NODES;
 use clap::{Args, CommandFactory, Parser, Subcommand, value_parser};
 use clap_complete::Shell;
-use std::ffi::OsString;
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 /// The name of the command.
 pub(super) const PROGRAM: &str = "rlaunch";
 
-const JOB_OF_HERE: &str = "The launcher's process id, the job's id or its log folder [default: the only job, if it was started in this folder]";
-const JOB: &str = "The launcher's process id, the job's id or its log folder [default: the only job that runs]";
+const JOB_OF_HERE: &str =
+    "The launcher's process id, the job's id, its log folder or its script [default: the job that runs of this folder]";
+const JOB: &str =
+    "The launcher's process id, the job's id, its log folder or its script [default: the job of this folder]";
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -56,8 +59,11 @@ pub(super) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// List the jobs that run
+    /// List the jobs that run, and those that have ended
     Ps {
+        /// Also the last jobs that have ended
+        #[arg(long, short)]
+        all: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -66,8 +72,8 @@ pub(super) enum Command {
     ///
     /// Includes the ranks of all nodes.
     Status {
-        #[arg(help = JOB)]
-        job: Option<String>,
+        #[command(flatten)]
+        job: JobName,
         /// Print JSON
         #[arg(long, conflicts_with = "watch")]
         json: bool,
@@ -82,8 +88,8 @@ pub(super) enum Command {
     ///
     /// A key stops the job.
     Top {
-        #[arg(help = JOB)]
-        job: Option<String>,
+        #[command(flatten)]
+        job: JobName,
         /// Only this machine's ranks, not those of the job's other nodes
         #[arg(long, alias = "this_node")]
         this_node: bool,
@@ -92,8 +98,8 @@ pub(super) enum Command {
     ///
     /// These are the Python stacks of the ranks of all nodes. Equal stacks are shown once.
     Stacks {
-        #[arg(help = JOB)]
-        job: Option<String>,
+        #[command(flatten)]
+        job: JobName,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -103,8 +109,8 @@ pub(super) enum Command {
     },
     /// Show the last lines of the ranks' logs
     Logs {
-        #[arg(help = JOB)]
-        job: Option<String>,
+        #[command(flatten)]
+        job: JobName,
         /// Only this rank; may be repeated
         #[arg(long, short)]
         rank: Vec<usize>,
@@ -121,7 +127,7 @@ pub(super) enum Command {
         #[arg(value_parser = parse_signal)]
         signal: i32,
         #[arg(help = JOB_OF_HERE)]
-        job: Option<String>,
+        job: Option<OsString>,
         /// Only this rank; may be repeated
         #[arg(long, short)]
         rank: Vec<usize>,
@@ -133,7 +139,7 @@ pub(super) enum Command {
     /// Ranks that call rlaunch.should_stop stop at one step, on all nodes. Other jobs are stopped as by SIGTERM.
     Preempt {
         #[arg(help = JOB_OF_HERE)]
-        job: Option<String>,
+        job: Option<OsString>,
         /// Return at once
         #[arg(long, alias = "no_wait")]
         no_wait: bool,
@@ -146,9 +152,8 @@ pub(super) enum Command {
     ///
     /// Works for ended and for running jobs.
     Report {
-        /// The job's log folder
-        #[arg(value_name = "LOG_DIR")]
-        folder: PathBuf,
+        #[command(flatten)]
+        job: JobName,
         /// The HTML file; - for stdout [default: LOG_DIR/rlaunch/report.html]
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
@@ -185,11 +190,30 @@ pub(super) enum Command {
     },
 }
 
+/// The job that a command looks at.
+#[derive(Debug, Args)]
+pub(super) struct JobName {
+    #[arg(help = JOB)]
+    job: Option<OsString>,
+    /// The job's log folder, or the one above (--log-dir of rlaunch-run)
+    #[arg(long = "log_dir", alias = "log-dir", value_name = "FOLDER", conflicts_with = "job")]
+    log_dir: Option<PathBuf>,
+}
+
+impl JobName {
+    pub fn name(&self) -> Option<Cow<'_, OsStr>> {
+        // No id or script has the form of an absolute path.
+        let folder =
+            || self.log_dir.as_ref().map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.clone()));
+        self.job.as_deref().map(Cow::Borrowed).or_else(|| folder().map(|folder| Cow::Owned(folder.into())))
+    }
+}
+
 /// How the ranks of a job are asked to end.
 #[derive(Debug, Args)]
 pub(super) struct RankEnd {
     #[arg(help = JOB_OF_HERE)]
-    pub job: Option<String>,
+    pub job: Option<OsString>,
     /// Seconds between SIGTERM and SIGKILL, at most the job's own
     #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]
     pub grace_period: Option<f64>,

@@ -1,5 +1,6 @@
 //! Why a command for running jobs fails.
 
+use super::ended::job_folder::JobFolderError;
 use super::write_report::ReportError;
 use crate::run::control::runtime_folder::{self, NoControlSocket};
 use nix::errno::Errno;
@@ -13,15 +14,17 @@ pub(super) enum ControlError {
     Folder(#[from] NoControlSocket),
     #[error(transparent)]
     Report(#[from] ReportError),
+    #[error(transparent)]
+    Records(#[from] JobFolderError),
     #[error(
-        "no job of this user runs on this machine (control sockets are in {}; a job in a container is found from inside it; \
-         `rlaunch report LOG_DIR` is about one that has ended)",
+        "no job of this user runs on this machine, and none was started in this folder before (control sockets are in {}; a job in a \
+         container is found from inside it; `rlaunch ps --all` lists jobs that have ended)",
         runtime_folder::path().display()
     )]
     NoJobs,
-    #[error("no running job is {job}; `rlaunch ps` lists those that run")]
+    #[error("no job is {job}; `rlaunch ps --all` lists those that run and those that have ended")]
     NotFound { job: String },
-    #[error("{} jobs{of} run; say which by its process id: {}", .jobs.len(), .jobs.join(", "))]
+    #[error("{} jobs{of} run; say which by its process id:\n  {}", .jobs.len(), .jobs.join("\n  "))]
     Several { of: String, jobs: Vec<String> },
     #[error(
         "the only job that runs, {job}, was not started in this folder but in {folder}; say that you mean it by its process id"
@@ -33,8 +36,12 @@ pub(super) enum ControlError {
     NoRank,
     #[error("process {pid} cannot be signalled: {error}")]
     Signal { pid: i32, error: io::Error },
+    #[error("the launcher {launcher} does not answer; is it stopped, or of another version?")]
+    Silent { launcher: i32 },
     #[error("the job has ended")]
     Gone,
+    #[error("{job}; see `rlaunch report`, `rlaunch logs` and `rlaunch status` for what is left of it")]
+    Ended { job: String },
     #[error("the launcher does not answer: {0}")]
     NoAnswer(io::Error),
     #[error("the launcher's answer is not understood; is it of another version of rlaunch?")]
@@ -55,6 +62,8 @@ pub(super) enum ControlError {
     NotHere,
     #[error("`rlaunch top` needs a terminal as stdin and stdout; use `rlaunch status`, or `rlaunch status --watch`")]
     NoTerminal,
+    #[error("no thread can be started: {0}")]
+    Thread(io::Error),
     #[error("the terminal cannot be used: {0}")]
     Terminal(io::Error),
     #[error("{0}")]

@@ -1,14 +1,18 @@
 //! `rlaunch logs`: the last lines of the ranks' logs, and new ones as they come.
 
 use super::client::{Client, INTERVAL};
+use super::ended::job_folder::JobFolder;
 use super::error::ControlError;
-use super::find_jobs::choose_ranks;
+use super::jobs::find::choose_ranks;
 use crate::cli::common::message::print_notice;
 use crate::cli::common::startup::print_output;
+use crate::model::Role;
 use crate::report::LineSplitter;
 use crate::report::console::escape::ColorPolicy;
 use crate::report::console::prefix::{LinePrefix, write_line};
 use crate::report::job_status::JobStatus;
+use crate::report::run_page::{self, RankRow};
+use crate::report::wording::named;
 use crate::run::output::log_files;
 use crate::sys::clock;
 use std::collections::BTreeMap;
@@ -67,6 +71,32 @@ pub(super) fn show(mut client: Client, ranks: &[usize], lines: usize, follow: bo
         }
         client.await_end(&status, TICK);
     }
+}
+
+/// Prints the last lines of the ranks of a job that has ended.
+pub(super) fn show_ended(run: &JobFolder, ranks: &[usize], lines: usize) -> Result<(), ControlError> {
+    let (record, _) = run.read()?;
+    let rows = run_page::rank_rows(&record);
+    let is_it = |row: &&RankRow, number: usize| row.label.role == Role::Trainer && row.label.number == number;
+    if let Some(rank) = ranks.iter().copied().find(|number| !rows.iter().any(|row| is_it(&row, *number))) {
+        let labels: Vec<_> = rows.iter().map(|row| row.label).collect();
+        return Err(ControlError::NotARank { rank, has: named(&labels) });
+    }
+    let chosen: Vec<_> =
+        rows.iter().filter(|row| ranks.is_empty() || ranks.iter().any(|number| is_it(row, *number))).collect();
+    let host = record.result().and_then(|result| result["host"].as_str()).unwrap_or_default();
+    let mut has_any = false;
+    for row in &chosen {
+        let prefix = if chosen.len() > 1 { LinePrefix::Rank.text(row.label, host) } else { String::new() };
+        for path in run.files_of(row, &record) {
+            has_any = true;
+            FollowedLog::begin(&ShownLog { path, prefix: prefix.clone(), start: 0 }, lines, false);
+        }
+    }
+    if !has_any {
+        print_notice(&format!("no log of these ranks is in {}", run.logs.display()));
+    }
+    Ok(())
 }
 
 /// Prints the rest.

@@ -1,11 +1,12 @@
-//! The command `rlaunch`: `ps`, `status`, `top`, `stacks`, `logs`, `signal`, `stop`, `restart` for running jobs, `report`
-//! for any, and `doctor` for this machine.
+//! The command `rlaunch`: `ps`, `status`, `logs`, `report` for all jobs, `top`, `stacks`, `signal`, `stop`, `restart` for those
+//! that run, and `doctor` for this machine.
 
 mod arguments;
 mod client;
+mod ended;
 mod error;
-mod find_jobs;
 mod follow_logs;
+mod jobs;
 mod nodes_json;
 mod restart_job;
 mod stacks_text;
@@ -23,16 +24,20 @@ use crate::report::job_status::JobStatus;
 use crate::run::control::message::ControlRequest;
 use crate::run::control::node_answer::NodeQuestion;
 use crate::run::control::rank_facts;
+use crate::run::record::history;
 use crate::sys::process::pidfd;
 use arguments::{Command, RankEnd, Request};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use client::{Answers, INTERVAL};
+use ended::job_folder::JobFolder;
+use ended::show;
 use error::ControlError;
-use find_jobs::Found;
-use serde_json::json;
-use std::ffi::OsString;
+use jobs::find::{self, Found, Target};
+use jobs::table;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
+use std::path::Path;
 
 /// The command was not carried out: there is no such job, or its launcher refused.
 const FAILED: i32 = 1;
@@ -90,27 +95,34 @@ pub fn main(args: &[OsString], interpreter: Interpreter) -> i32 {
 
 fn carry_out(command: Command) -> Result<(), ControlError> {
     match command {
-        Command::Ps { json } => list_jobs(json),
-        Command::Status { job, json, watch, this_node } => show_status(job.as_deref(), View { json, this_node }, watch),
-        Command::Top { job, this_node } => top::run(job.as_deref(), this_node),
-        Command::Stacks { job, json, this_node } => show_stacks(job.as_deref(), View { json, this_node }),
-        Command::Logs { job, rank, lines, follow } => {
-            let (client, _) = find_jobs::find(job.as_deref())?;
-            follow_logs::show(client, &rank, lines, follow)
+        Command::Ps { all, json } => list_jobs(all, json),
+        Command::Status { job, json, watch, this_node } => {
+            show_status(job.name().as_deref(), View { json, this_node }, watch)
         }
+        Command::Top { job, this_node } => top::run(job.name().as_deref(), this_node),
+        Command::Stacks { job, json, this_node } => show_stacks(job.name().as_deref(), View { json, this_node }),
+        Command::Logs { job, rank, lines, follow } => match find::find(job.name().as_deref())? {
+            Target::Running((client, _)) => follow_logs::show(client, &rank, lines, follow),
+            Target::Ended(ended) => {
+                let shown = ended.describe();
+                let run = ended.run?;
+                print_notice(&format!("{shown}; its logs are in {}", run.logs.display()));
+                follow_logs::show_ended(&run, &rank, lines)
+            }
+        },
         Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
         Command::Stop(RankEnd { job, grace_period, no_wait }) => {
             let request = ControlRequest::Stop { grace_period };
-            stop_job::stop(find_jobs::find_to_change(job.as_deref())?.0, request, !no_wait)
+            stop_job::stop(find::find_to_change(job.as_deref())?.0, request, !no_wait)
         }
         Command::Preempt { job, no_wait } => {
-            stop_job::stop(find_jobs::find_to_change(job.as_deref())?.0, ControlRequest::Preempt, !no_wait)
+            stop_job::stop(find::find_to_change(job.as_deref())?.0, ControlRequest::Preempt, !no_wait)
         }
         Command::Restart(RankEnd { job, grace_period, no_wait }) => {
-            restart_job::restart(find_jobs::find_to_change(job.as_deref())?.0, grace_period, !no_wait)
+            restart_job::restart(find::find_to_change(job.as_deref())?.0, grace_period, !no_wait)
         }
-        Command::Report { folder, output, trace } => {
-            for path in write_report::write(&folder, output.as_deref(), trace.as_deref())? {
+        Command::Report { job, output, trace } => {
+            for path in write_report::write(&find_run(job.name().as_deref())?, output.as_deref(), trace.as_deref())? {
                 print_output(&format!("{}\n", path.display()));
             }
             Ok(())
@@ -123,17 +135,43 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
     }
 }
 
-fn list_jobs(json: bool) -> Result<(), ControlError> {
-    let Found { jobs, silent } = find_jobs::all()?;
+fn list_jobs(with_ended: bool, json: bool) -> Result<(), ControlError> {
+    let Found { jobs, silent } = find::all()?;
+    for (_, socket) in &silent {
+        let socket = socket.display();
+        print_notice(&format!("the launcher behind {socket} does not answer; is it stopped, or of another version?"));
+    }
+    let silent: Vec<i32> = silent.into_iter().map(|(launcher, _)| launcher).collect();
     let jobs: Vec<JobStatus> = jobs.into_iter().map(|(_, status)| status).collect();
+    let ended = if with_ended { history::list() } else { Vec::new() };
     if json {
-        print_json(&json!(jobs));
-    } else if jobs.is_empty() && silent.is_empty() {
-        print_notice("no job of this user runs on this machine");
+        print_json(&table::json(&jobs, &ended));
+    } else if jobs.is_empty() && silent.is_empty() && ended.is_empty() {
+        let more = if with_ended { "" } else { "; --all lists those that have ended" };
+        print_notice(&format!("no job of this user runs on this machine{more}"));
     } else {
-        print_output(&status_table::jobs(&jobs, &silent));
+        print_output(&table::text(&jobs, &silent, &ended));
     }
     Ok(())
+}
+
+/// The folder of the job that a report is about.
+fn find_run(name: Option<&OsStr>) -> Result<JobFolder, ControlError> {
+    if let Some(Ok(run)) = name.map(|name| JobFolder::find(Path::new(name)))
+        && run.others == 0
+    {
+        return Ok(run);
+    }
+    match (find::find(name), name) {
+        (Ok(Target::Running((_, status))), _) => Ok(JobFolder::find(&status.log_dir)?),
+        (Ok(Target::Ended(ended)), _) => {
+            print_notice(&ended.describe());
+            Ok(ended.run?)
+        }
+        // Says what is wrong with the folder of that name.
+        (Err(ControlError::NotFound { .. }), Some(name)) => Ok(JobFolder::find(Path::new(name))?),
+        (Err(error), _) => Err(error),
+    }
 }
 
 /// Which nodes are shown, and how.
@@ -143,8 +181,18 @@ struct View {
     this_node: bool,
 }
 
-fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), ControlError> {
-    let (mut client, _) = find_jobs::find(job)?;
+fn show_status(job: Option<&OsStr>, view: View, watch: bool) -> Result<(), ControlError> {
+    let mut client = match find::find(job)? {
+        Target::Running((client, _)) => client,
+        Target::Ended(ended) if view.json => {
+            print_json(&show::json(&ended)?);
+            return Ok(());
+        }
+        Target::Ended(ended) => {
+            print_output(&show::status(&ended)?);
+            return Ok(());
+        }
+    };
     loop {
         let answers = match client.ask_nodes(NodeQuestion::Status, view.this_node) {
             // The job has ended meanwhile.
@@ -166,8 +214,8 @@ fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), Control
     }
 }
 
-fn show_stacks(job: Option<&str>, view: View) -> Result<(), ControlError> {
-    let (mut client, _) = find_jobs::find(job)?;
+fn show_stacks(job: Option<&OsStr>, view: View) -> Result<(), ControlError> {
+    let (mut client, _) = find::find_to_watch(job)?;
     let Answers { status, nodes, only_this_node } = client.ask_nodes(NodeQuestion::Stacks, view.this_node)?;
     if view.json {
         print_json(&nodes_json::stacks(&status, &nodes));
@@ -184,9 +232,9 @@ fn note_other_nodes(only_this_node: Option<String>) {
     }
 }
 
-fn send_signal(signal: i32, ranks: &[usize], job: Option<&str>) -> Result<(), ControlError> {
-    let (_, status) = find_jobs::find_to_change(job)?;
-    let chosen = find_jobs::choose_ranks(&status, ranks)?;
+fn send_signal(signal: i32, ranks: &[usize], job: Option<&OsStr>) -> Result<(), ControlError> {
+    let (_, status) = find::find_to_change(job)?;
+    let chosen = find::choose_ranks(&status, ranks)?;
     let mut sent = 0;
     for rank in chosen.iter().filter(|rank| rank.is_alive()) {
         let (Some(pid), Some(started)) = (rank.pid, rank.start_ticks) else { continue };

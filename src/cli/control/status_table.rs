@@ -14,11 +14,11 @@ const GPU_COLUMNS: usize = 2;
 /// Characters of a cell that another node has filled.
 const MOST_CELL: usize = 64;
 
-fn since(seconds: f64) -> String {
+pub(super) fn since(seconds: f64) -> String {
     ago(clock::wall().as_secs_f64() - seconds)
 }
 
-fn ago(seconds: f64) -> String {
+pub(super) fn ago(seconds: f64) -> String {
     lasted(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
@@ -47,39 +47,8 @@ fn cut(cell: String) -> String {
     }
 }
 
-fn heading(words: &[&str]) -> Vec<String> {
+pub(super) fn heading(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
-}
-
-/// One line a job. `silent`: launchers that do not answer.
-pub(super) fn jobs(jobs: &[JobStatus], silent: &[i32]) -> String {
-    let mut rows = vec![heading(&["PID", "JOB", "STATE", "SINCE", "RANKS", "COMMAND", "LOGS"])];
-    rows.extend(jobs.iter().map(|job| {
-        let alive = job.ranks.iter().filter(|rank| rank.is_alive()).count();
-        vec![
-            job.launcher.to_string(),
-            escape(&job.job_id),
-            job.phase.word().to_owned(),
-            since(job.started),
-            format!("{alive} of {}", job.ranks.len()),
-            short_command(&job.command),
-            escape(&job.log_dir.display().to_string()),
-        ]
-    }));
-    let unknown = |pid: &i32| [&pid.to_string(), "-", "does not answer"].map(str::to_owned).to_vec();
-    rows.extend(silent.iter().map(unknown));
-    columns(&rows)
-}
-
-/// The command without the path of the interpreter, at most 40 characters.
-fn short_command(command: &[String]) -> String {
-    let base = command.first().map(|first| first.rsplit('/').next().unwrap_or(first).to_owned());
-    let words: Vec<String> = base.into_iter().chain(command.iter().skip(1).cloned()).collect();
-    let text = escape(&words.join(" "));
-    match text.char_indices().nth(40) {
-        Some((at, _)) => format!("{}...", &text[..at]),
-        None => text,
-    }
 }
 
 /// A node by its number and its machine, as far as they are known.
@@ -101,7 +70,7 @@ pub(super) fn summary(own: &JobStatus, nodes: &[NodeEntry], now: f64) -> String 
         "job {} (pid {}): {} for {}{round}{attempt}{shown}",
         escape(&own.job_id),
         own.launcher,
-        own.phase.word(),
+        own.state(),
         ago(now - own.phase_since),
     )
 }
@@ -182,12 +151,19 @@ fn row(now: f64, rank: &RankStatus, facts: &RankFacts) -> Vec<String> {
         shown(rank.since.map(|since| ago(now - since))),
         shown(rank.pid.map(|pid| pid.to_string())),
         shown(facts.cpu_percent.map(|percent| format!("{percent:.0} %"))),
-        shown(facts.memory_bytes.map(sized)),
+        shown(facts.memory_bytes.map(|bytes| sized(bytes) + if facts.memory_is_resident { " RSS" } else { "" })),
         if facts.processes > 0 { facts.processes.to_string() } else { missing() },
-        shown(facts.silent_seconds.map(|seconds| format!("{} ago", ago(seconds)))),
+        shown(last_output(rank, facts)),
         shown(facts.gpu_percent.map(|percent| format!("{percent:.0} %"))),
         shown(facts.gpu_memory_bytes.map(sized)),
     ]
+}
+
+/// How long ago a rank has written something; on which stream, where the other one is not seen.
+fn last_output(rank: &RankStatus, facts: &RankFacts) -> Option<String> {
+    let stream = || rank.logs.first().and_then(|log| log.file_stem()).unwrap_or_default().to_string_lossy();
+    let in_log = || facts.log_silent_seconds.map(|seconds| format!("{} {} ago", escape(&stream()), ago(seconds)));
+    facts.silent_seconds.map(|seconds| format!("{} ago", ago(seconds))).or_else(in_log)
 }
 
 #[cfg(test)]
@@ -201,11 +177,5 @@ mod tests {
         let wide = "x".repeat(70_000);
         assert_eq!(columns(&[heading(&[&wide, "y"]), heading(&["", "z"])]).lines().count(), 2);
         assert_eq!((cut(wide), cut("ü".into())), ("x".repeat(MOST_CELL) + "...", "ü".into()));
-    }
-
-    #[test]
-    fn a_command_is_cut_between_characters() {
-        let command = ["/usr/bin/python3".to_owned(), "ü".repeat(60)];
-        assert_eq!(short_command(&command), format!("python3 {}...", "ü".repeat(32)));
     }
 }

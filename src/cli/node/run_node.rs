@@ -14,10 +14,12 @@ use crate::cli::node::requeue;
 use crate::cli::node::slurm;
 use crate::model::Exit;
 use crate::net::thread;
+use crate::probe::net;
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::{failure_report, secrets};
 use crate::run;
+use crate::run::control::live_status::working_dir;
 use crate::run::control::server::ControlServer;
 use crate::run::event_loop::OtherNodes;
 use crate::run::launch::Launch;
@@ -26,6 +28,7 @@ use crate::run::launcher_process::{LauncherSide, ProcessSide, SupervisorExit, Su
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::preempt::notice_watch;
 use crate::run::prepare::gloo_tmpdir;
+use crate::run::record::history::{self, EndedJob};
 use crate::run::record::journal;
 use crate::run::record::result;
 use crate::run::sampling::sampler::Sampler;
@@ -116,9 +119,14 @@ pub fn run_node(
             };
             let is_preempted = matches!(&done, Ok((_, result)) if result["outcome"] == "preempted");
             let leads = matches!(&done, Ok((_, result)) if has_rank_0(result));
+            let outcome = match &done {
+                Ok((_, result)) => result["outcome"].as_str().unwrap_or_default().to_owned(),
+                Err(_) => "error".to_owned(),
+            };
+            let is_final = done.as_ref().map_or(true, |(status, _)| frontend.is_final(launch, *status));
             let status = match done {
                 // The second pass writes the result.
-                Ok((status, _)) if !frontend.is_final(launch, status) => status,
+                Ok((status, _)) if !is_final => status,
                 Ok((status, result)) => {
                     status_pipe.write(&result);
                     status
@@ -144,6 +152,9 @@ pub fn run_node(
             gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
             // The kernel may take its time to end this process, and the next job may want these ports.
             drop(leases);
+            if is_final {
+                history::record(ended_job(launch, (id, std::process::id() as i32), (outcome, status)));
+            }
             if is_preempted {
                 requeue::after_preemption(launch.preempt.requeue, meets_others.then_some(leads));
             }
@@ -164,6 +175,24 @@ fn has_rank_0(result: &Value) -> bool {
 fn shown_command(launch: &Launch<'_>) -> Vec<String> {
     let argv = launch.plan.ranks.first().map_or(&[][..], |rank| &rank.argv);
     secrets::words(argv.iter().map(|arg| arg.to_string_lossy()))
+}
+
+/// This job at its end, for the history. `processes`: the launcher and its supervisor.
+fn ended_job(launch: &Launch<'_>, processes: (i32, i32), (outcome, exit_status): (String, i32)) -> EndedJob {
+    let (launcher, supervisor) = processes;
+    EndedJob {
+        job_id: launch.plan.job_id.clone(),
+        host: net::host_name(),
+        launcher,
+        supervisor,
+        command: shown_command(launch),
+        working_dir: working_dir(),
+        log_dir: std::path::absolute(&launch.log_dir).unwrap_or_else(|_| launch.log_dir.clone()),
+        started: launch.status.started(),
+        outcome,
+        exit_status,
+        ..EndedJob::default()
+    }
 }
 
 fn not_started(launch: &Launch<'_>, error: io::Error) -> CliError {
@@ -214,6 +243,9 @@ fn guard_supervisor(
     if let Some(Err(error)) = thread::within(Duration::from_secs(1), write) {
         print_notice(&error.to_string());
     }
+    let outcome = JobOutcome::SupervisorLost.own_word().to_owned();
+    let processes = (std::process::id() as i32, launcher.supervisor_pid());
+    history::record(ended_job(launch, processes, (outcome, status)));
     status
 }
 

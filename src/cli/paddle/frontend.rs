@@ -77,8 +77,8 @@ fn parse_and_launch(
     signals: &mut Signals,
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
-    let (flags, rest, deprecated, aliases) = match parse::parse(args)? {
-        PaddleArgs::Job { flags, rest, deprecated, aliases } => (flags, rest, deprecated, aliases),
+    let (flags, rest, aliases) = match parse::parse(args)? {
+        PaddleArgs::Job { flags, rest, aliases } => (flags, rest, aliases),
         PaddleArgs::Print(text) => {
             print_output(&text);
             return Ok(exit_code::OK);
@@ -92,7 +92,6 @@ fn parse_and_launch(
     let LauncherEnv { base, vars, outer } = startup::separate_outer_exports(base, &all);
     let mut values = paddle_options::merge(&flags, &vars);
     values.aliases = aliases;
-    startup::print_deprecations(deprecated.iter().chain(&values.deprecated));
     let mut spec = launch::check(&values, &vars, &rest).map_err(CliError::Usage)?;
     if outer.is_none()
         && let Some(found) = ask_scheduler(&spec, &values, &vars)?
@@ -150,7 +149,7 @@ fn parse_and_launch(
         if let Some(warning) = plan::env::base_env::replaced_openmp_threads(&vars) {
             warn!("{warning}");
         }
-        if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
+        for warning in command_line::doubtful_arguments(&flags, &rest) {
             warn!("{warning}");
         }
         startup::log_ignored_stops(signals);

@@ -5,7 +5,7 @@ use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::exit_code;
 use crate::cli::common::help::{self, HELP, Help};
 use crate::report::wording;
-use crate::spec::options::{Deprecation, Opt, OptKind};
+use crate::spec::options::{Opt, OptKind};
 use crate::spec::paddle::options::{GROUPS, OPTIONS, PADDLES};
 use crate::spec::shown;
 use crate::spec::torchrun::options::is_torchs;
@@ -61,8 +61,6 @@ pub enum PaddleArgs {
         flags: BTreeMap<&'static str, String>,
         /// The script and its arguments.
         rest: Vec<OsString>,
-        /// The options that were given by an old name.
-        deprecated: Vec<Deprecation>,
         /// The options that were given by another of their names.
         aliases: BTreeMap<&'static str, &'static str>,
     },
@@ -70,22 +68,9 @@ pub enum PaddleArgs {
     Print(String),
 }
 
-/// The options of which a name begins with `cut`; `names` are those of an option that count.
-fn begin_with<'a, N: Iterator<Item = &'static str>>(
-    cut: &'a str,
-    names: impl Fn(&'static Opt) -> N + 'a,
-) -> impl Iterator<Item = &'static Opt> + 'a {
-    OPTIONS.iter().filter(move |opt| names(opt).any(|name| name.starts_with(cut)))
-}
-
 /// The names of an option that the help shows.
 fn names(opt: &'static Opt) -> impl Iterator<Item = &'static str> {
     std::iter::once(opt.name).chain(opt.aliases.iter().copied())
-}
-
-/// The names that an option had before it was renamed.
-fn names_before(opt: &'static Opt) -> impl Iterator<Item = &'static str> {
-    std::iter::once(opt.old.map_or(opt.name, |old| old.name)).chain(opt.aliases.iter().copied())
 }
 
 /// The name of an option as it was given; its value may be no UTF-8.
@@ -94,28 +79,17 @@ fn given_name(arg: &OsString) -> Option<&str> {
     std::str::from_utf8(name).ok()
 }
 
-/// Abbreviations that clap would find ambiguous or give a new meaning, with the name that each stands for. An
-/// abbreviation that Paddle's launcher accepts keeps its meaning there, and one that was unique before options were
-/// renamed keeps that, unless a new option begins alike. Old names make no abbreviation ambiguous. Only those that are
-/// among `args`: all of them would cost each start a millisecond.
+/// Abbreviations of Paddle's launcher that clap would find ambiguous, with the name that each stands for: they keep their
+/// meaning. Only those that are among `args`: all of them would cost each start a millisecond.
 fn abbreviations(args: &[OsString]) -> BTreeMap<&'static str, &'static str> {
     let given: BTreeSet<&str> = args.iter().filter_map(given_name).collect();
-    let renamed = || OPTIONS.iter().filter_map(|opt| Some([opt.name, opt.old?.name])).flatten();
-    let is_name = |cut: &str| OPTIONS.iter().any(|opt| names(opt).chain(opt.old.map(|old| old.name)).any(|n| n == cut));
+    let is_name = |cut: &str| OPTIONS.iter().any(|opt| names(opt).any(|name| name == cut));
     let mut meanings = BTreeMap::new();
-    for cut in PADDLES.into_iter().chain(renamed()).flat_map(|name| (1..name.len()).map(move |end| &name[..end])) {
-        if !given.contains(cut) || is_name(cut) || meanings.contains_key(cut) {
-            continue;
+    for cut in PADDLES.into_iter().flat_map(|name| (1..name.len()).map(move |end| &name[..end])) {
+        let mut found = PADDLES.into_iter().filter(|name| name.starts_with(cut));
+        if let (true, Some(name), None) = (given.contains(cut) && !is_name(cut), found.next(), found.next()) {
+            meanings.insert(cut, name);
         }
-        let only = |mut found: Box<dyn Iterator<Item = &'static str>>| found.next().filter(|_| found.next().is_none());
-        let spelt_now = |opt: &'static Opt| match opt.old {
-            Some(old) if !opt.name.starts_with(cut) => old.name,
-            _ => opt.name,
-        };
-        let meaning = only(Box::new(PADDLES.into_iter().filter(move |name| name.starts_with(cut))))
-            .or_else(|| only(Box::new(begin_with(cut, names_before).map(spelt_now))))
-            .or_else(|| only(Box::new(begin_with(cut, names).map(|opt| opt.name))));
-        meanings.extend(meaning.map(|name| (cut, name)));
     }
     meanings
 }
@@ -143,13 +117,10 @@ fn command(args: &[OsString]) -> Command {
     };
     let command =
         command_line::with_options(command, std::slice::from_ref(&HELP), &[], |opt, arg| finish(opt.name, arg));
-    let command = command_line::with_options(command, OPTIONS, GROUPS, |opt, arg| {
+    command_line::with_options(command, OPTIONS, GROUPS, |opt, arg| {
         let arg = opt.aliases.iter().fold(finish(opt.name, arg), |arg, alias| finish(alias, arg));
         arg.visible_aliases(opt.aliases.iter().copied()).allow_negative_numbers(opt.kind != OptKind::Flag)
-    });
-    // Arguments of their own, because clap does not tell which alias was given.
-    let old = OPTIONS.iter().filter_map(|opt| Some(opt.old?.name));
-    command.args(old.map(|name| finish(name, Arg::new(name).long(name).hide(true).allow_negative_numbers(true))))
+    })
 }
 
 /// The help for a topic; `None`: one screen.
@@ -193,7 +164,7 @@ pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
         Ok(matches) => matches,
         Err(error) => return convert_error(&error),
     };
-    let (mut flags, mut deprecated) = (BTreeMap::new(), Vec::new());
+    let mut flags = BTreeMap::new();
     for opt in OPTIONS {
         let given = matches.value_source(opt.name) == Some(clap::parser::ValueSource::CommandLine);
         let text = match opt.kind {
@@ -202,14 +173,6 @@ pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
         };
         if let (true, Some(text)) = (given, text) {
             flags.insert(opt.name, text);
-        }
-        let Some(old) = opt.old else { continue };
-        let Some(text) = matches.get_one::<String>(old.name) else { continue };
-        deprecated.push(Deprecation { old: format!("--{}", old.name), new: format!("--{}", opt.name) });
-        // Of both names the last one on the command line wins.
-        let place = |name| matches.indices_of(name).and_then(Iterator::last);
-        if !flags.contains_key(opt.name) || place(old.name) > place(opt.name) {
-            flags.insert(opt.name, text.clone());
         }
     }
     let rest = match matches.subcommand() {
@@ -220,7 +183,7 @@ pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
         None => Vec::new(),
     };
     let aliases = given_aliases(&args[..args.len().saturating_sub(rest.len())]);
-    Ok(PaddleArgs::Job { flags, rest, deprecated, aliases })
+    Ok(PaddleArgs::Job { flags, rest, aliases })
 }
 
 /// The options that these arguments give by an alias, with it. clap does not tell which one was given.
@@ -348,62 +311,6 @@ mod tests {
             job("-m pkg.mod -m x"),
             (BTreeMap::from([("module", "true".into())]), vec!["pkg.mod".into(), "-m".into(), "x".into()])
         );
-    }
-
-    fn job_with_notices(line: &str) -> (BTreeMap<&'static str, String>, String) {
-        match parse(&line.split(' ').map(OsString::from).collect::<Vec<_>>()) {
-            Ok(PaddleArgs::Job { flags, deprecated, .. }) => {
-                let notices: Vec<String> = deprecated.iter().map(ToString::to_string).collect();
-                (flags, notices.join("\n"))
-            }
-            other => panic!("{line}: {other:?}"),
-        }
-    }
-
-    #[test]
-    fn every_old_name_sets_the_renamed_option_with_a_notice() {
-        let renamed = || OPTIONS.iter().filter_map(|opt| Some((opt, opt.old?)));
-        assert_eq!(renamed().count(), 8);
-        for (opt, old) in renamed() {
-            let notice = format!("--{} is deprecated; use --{}", old.name, opt.name);
-            for spelling in [old.name.to_owned(), old.name.replace('_', "-"), old.name[..old.name.len() - 1].to_owned()]
-            {
-                let is_new_too = opt.name.starts_with(&spelling) && spelling != old.name;
-                let notice = if is_new_too { "" } else { &notice };
-                for line in [format!("--{spelling}=7 t.py"), format!("--{spelling} 7 t.py")] {
-                    let (flags, notices) = job_with_notices(&line);
-                    assert_eq!((flags.get(opt.name).map(String::as_str), &*notices), (Some("7"), notice), "{line}");
-                }
-            }
-            // The last one wins, and a name as it is now is no old one.
-            let both = job_with_notices(&format!("--{0}=1 --{1}=2 --{0}=3 t.py", old.name, opt.name));
-            assert_eq!((&*both.0[opt.name], both.1), ("3", notice.clone()));
-            assert_eq!(job_with_notices(&format!("--{}=1 --{}=2 t.py", old.name, opt.name)).0[opt.name], "2");
-            assert_eq!(job_with_notices(&format!("--{}=2 t.py", opt.name)).1, "");
-        }
-    }
-
-    #[test]
-    fn an_abbreviation_keeps_the_meaning_that_it_had_before_options_were_renamed() {
-        let meanings = [("pref", "log_prefix"), ("f", "force"), ("for", "force"), ("z", "preload")];
-        for (cut, name) in meanings.into_iter().chain([("gra", "grace_period"), ("le", "legacy"), ("job", "job_id")]) {
-            assert_eq!(job(&format!("--{cut} 0 t.py")).0.keys().collect::<Vec<_>>(), [&name], "{cut}");
-        }
-        for (cut, name) in [("forw", "forward_signals"), ("prel", "preload"), ("hea", "heartbeat_timeout")] {
-            assert_eq!(job_with_notices(&format!("--{cut}=0 t.py")), ([(name, "0".to_owned())].into(), String::new()));
-        }
-        assert!(refused("--log 1 t.py").starts_with("ambiguous option: --log could match --log_dir"));
-    }
-
-    #[test]
-    fn no_old_name_is_in_the_help() {
-        let help = help(Some("all")).unwrap_or_default();
-        for old in OPTIONS.iter().filter_map(|opt| opt.old) {
-            let words = |name: &str| {
-                help.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-').any(|w| w == name)
-            };
-            assert!(!words(&format!("--{}", old.name)) && !words(old.env), "{}", old.name);
-        }
     }
 
     #[test]

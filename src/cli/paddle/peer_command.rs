@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn options_of_this_node_are_left_out_in_every_spelling() {
         for own in
-            ["--rank 0", "--rank=0", "--ran 0", "--host 10.0.0.1", "--ho=10.0.0.1", "--job_secret x", "--job-key=x"]
+            ["--rank 0", "--rank=0", "--ran 0", "--host 10.0.0.1", "--ho=10.0.0.1", "--job_secret x", "--job-secret=x"]
         {
             assert_eq!(
                 arguments_for(&format!("{own} --nproc 2 t.py"), "2"),

@@ -31,8 +31,8 @@ fn parse_and_launch(
     signals: &mut Signals,
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
-    let (flags, rest, deprecated) = match parse::parse(args)? {
-        TorchrunArgs::Job { flags, rest, deprecated } => (flags, rest, deprecated),
+    let (flags, rest) = match parse::parse(args)? {
+        TorchrunArgs::Job { flags, rest } => (flags, rest),
         TorchrunArgs::Print(text) => {
             print_output(&text);
             return Ok(exit_code::OK);
@@ -50,7 +50,6 @@ fn parse_and_launch(
     // In a worker of another launcher, the error file is that worker's, and this launcher's failure is the worker's.
     let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
     let mut values = options::merge(&flags, &vars, from_pet);
-    startup::print_deprecations(deprecated.iter().chain(&values.deprecated));
     let write_error_file = |error: CliError| {
         report::write_launcher_error(error_file.as_deref(), &format!("RuntimeError: {error}"));
         error
@@ -72,7 +71,7 @@ fn parse_and_launch(
     let (mut spec, nodes) = check(&mut values).map_err(CliError::Usage).map_err(&write_error_file)?;
     let is_compat = spec.exit_code_compat;
     message::with_torchrun_log(&spec.log_level.clone(), || {
-        if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
+        for warning in command_line::doubtful_arguments(&flags, &rest) {
             warn!("{warning}");
         }
         startup::log_ignored_stops(signals);

@@ -5,7 +5,7 @@ use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::exit_code;
 use crate::cli::common::help::{self, HELP, Help};
 use crate::report::wording;
-use crate::spec::options::{Deprecation, Opt, OptKind, opt};
+use crate::spec::options::{Opt, OptKind, opt};
 use crate::spec::paddle;
 use crate::spec::torchrun::options::{GROUPS, OPTIONS, is_torchs};
 use clap::builder::PossibleValuesParser;
@@ -59,8 +59,6 @@ pub enum TorchrunArgs {
         flags: BTreeMap<&'static str, String>,
         /// The script and its arguments.
         rest: Vec<OsString>,
-        /// The options that were given by an old name.
-        deprecated: Vec<Deprecation>,
     },
     /// Text for stdout: help, version, completion.
     Print(String),
@@ -106,7 +104,7 @@ pub fn parse(args: &[OsString]) -> Result<TorchrunArgs, CommandLineError> {
     };
     let parsed = parser.parse(args)?;
     Ok(match parsed.stopped_at {
-        None => TorchrunArgs::Job { flags: parsed.options, rest: parsed.rest, deprecated: parsed.deprecated },
+        None => TorchrunArgs::Job { flags: parsed.options, rest: parsed.rest },
         Some("print-completion") => TorchrunArgs::Print(completion(&parsed.options["print-completion"])?),
         Some("version") => TorchrunArgs::Print(format!("rlaunch {}\n", env!("CARGO_PKG_VERSION"))),
         Some(name) => {

@@ -2,7 +2,7 @@
 
 use crate::framework::is_paddle_variable;
 use crate::model::EnvDelta;
-use crate::spec::options::{EnvVars, Opt};
+use crate::spec::options::EnvVars;
 use crate::spec::paddle::options::OPTIONS;
 use std::collections::HashMap;
 use std::fmt;
@@ -69,7 +69,7 @@ const LAYOUT_VARIABLES: [&str; 10] = [
 ];
 
 fn user_layout(vars: &EnvVars) -> String {
-    let of_options = OPTIONS.iter().filter(|opt| LAYOUT.contains(&opt.name)).flat_map(Opt::all_env);
+    let of_options = OPTIONS.iter().filter(|opt| LAYOUT.contains(&opt.name)).flat_map(|opt| opt.env.iter().copied());
     let mut text = String::new();
     for name in of_options.chain(LAYOUT_VARIABLES) {
         if let Some(value) = vars.get(name) {

@@ -59,7 +59,7 @@ pub fn find_first_failure(ended_first: usize, ranks: &[Option<RankEnd>]) -> Opti
     let first = ranks.get(ended_first).copied().flatten()?;
     let all = || (0..ranks.len()).filter_map(|local| Some((ranks[local]?, local)));
     match (first.account, first.raised_at) {
-        (Account::LostPeer(_), _) => {
+        (Account::LostPeer(library), _) => {
             let has_one_left = all().any(|(end, _)| end.exit.is_success() && !end.signalled);
             let failed_by_itself = |end: &RankEnd| match end.account {
                 Account::LostPeer(_) => false,
@@ -68,7 +68,12 @@ pub fn find_first_failure(ended_first: usize, ranks: &[Option<RankEnd>]) -> Opti
             };
             let others = all().filter(|(end, _)| failed_by_itself(end));
             let key = |(end, local): &(RankEnd, usize)| (end.signalled, end.account != Account::OwnError, *local);
-            others.min_by_key(key).map(|(_, local)| local)
+            // One that has waited in vain closed the connections of those that it served.
+            let gave_up = |end: &RankEnd| matches!(end.account, Account::LostPeer(other) if other.is_timeout());
+            let impatient = all().filter(|(end, _)| gave_up(end) && (!end.signalled || end.raised_at.is_some()));
+            let impatient = impatient.filter(|_| !library.is_timeout());
+            let earliest = impatient.min_by_key(|(end, local)| (end.raised_at.unwrap_or(Duration::MAX), *local));
+            others.min_by_key(key).or(earliest).map(|(_, local)| local)
         }
         (Account::OwnError, Some(at)) => {
             let own = all().filter(|(end, _)| end.account == Account::OwnError);
@@ -116,6 +121,7 @@ mod tests {
         let silent = end(failed, false, Account::Nothing);
         let nothing = end(stopped, true, Account::Nothing);
         let left = end(Exit::Code(0), false, Account::Nothing);
+        let waited = end(Exit::Code(1), false, Account::LostPeer(LostPeer::TorchStoreTimeout));
         let noted = own.map(|end| RankEnd { raised_at: Some(Duration::ZERO), ..end });
         for (ranks, first) in [
             (vec![lost, own], Some(1)),
@@ -128,6 +134,8 @@ mod tests {
             (vec![own, silent, lost], Some(1)),
             (vec![nothing, None, lost], None),
             (vec![lost, nothing, lost], None),
+            (vec![waited, lost], Some(0)),
+            (vec![waited, silent, lost], Some(1)),
         ] {
             let ended_first = ranks.iter().rposition(|rank| *rank == lost).unwrap_or(0);
             assert_eq!(find_first_failure(ended_first, &ranks), first, "{ranks:?}");

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 const FIRST: [(&str, &str); 7] = [
     ("seconds", "Wall time"),
     ("cpu_seconds", "CPU time"),
-    ("peak_memory_bytes", "Peak memory"),
+    ("peak_memory_bytes", "Peak RSS"),
     ("disk_read_bytes", "Disk read"),
     ("disk_written_bytes", "Disk written"),
     ("major_faults", "Major faults"),

@@ -46,6 +46,7 @@ pub(super) fn outcome(record: &RunRecord, state: RunState) -> Outcome {
         "completed" => ("completed", "good"),
         "failed" => ("failed", "bad"),
         "stopped" => ("stopped", "stopped"),
+        "preempted" => ("preempted", "stopped"),
         "not_started" => ("not started", "bad"),
         "front_lost" | "supervisor_lost" => ("launcher killed", "bad"),
         "store_lost" => ("store lost", "bad"),
@@ -65,6 +66,7 @@ pub(super) fn outcome(record: &RunRecord, state: RunState) -> Outcome {
             Some(signal) => format!("The job was stopped by {}", signal_label(signal)),
             None => "The job was stopped".to_owned(),
         },
+        "preempted" => "The job was preempted".to_owned(),
         "not started" => match fields::label(end, "culprit_role", "culprit") {
             Some(culprit) => format!("{} could not be started", capital(&culprit.to_string())),
             None => "A rank could not be started".to_owned(),
@@ -100,7 +102,7 @@ fn all_ranks(end: &Value, record: &RunRecord) -> String {
     }
 }
 
-fn capital(text: &str) -> String {
+pub(super) fn capital(text: &str) -> String {
     let mut rest = text.chars();
     rest.next().map_or_else(String::new, |first| first.to_uppercase().chain(rest).collect())
 }

@@ -3,7 +3,7 @@
 use super::event_text::seconds;
 use super::fields;
 use super::html;
-use super::outcome::{Outcome, RunState, outcome};
+use super::outcome::{Outcome, RunState, capital, outcome};
 use super::rank_rows::{RankRow, rank_rows};
 use super::record::RunRecord;
 use super::sections::{self, RankLog};
@@ -13,7 +13,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fmt::Write;
+
+/// Bytes of the reason in the title.
+const MOST_TITLE: usize = 200;
 
 const HEAD: &str = include_str!("page_head.html");
 const STYLE: &str = include_str!("page.css");
@@ -30,6 +34,8 @@ pub struct RunPage<'a> {
     pub state: RunState,
     /// The ends of the ranks' logs.
     pub logs: &'a [RankLog],
+    /// The ends of the logs of those that failed first in attempts that others followed.
+    pub failed: &'a BTreeMap<usize, RankLog>,
     /// What is wrong with the records, for people.
     pub notes: &'a [String],
 }
@@ -41,6 +47,7 @@ pub fn page(run: &RunPage<'_>) -> String {
     let mut page = head(run.record, &outcome);
     page += &summary(run, &rows, &outcome);
     page += &sections::culprit(run.record, &rows);
+    page += &sections::failed_attempts(run.record, run.failed);
     page += &sections::stack_reports(run.record);
     page += &timeline(run.record, &rows);
     page += &sections::ranks(&rows, run.logs);
@@ -62,9 +69,24 @@ fn head(record: &RunRecord, outcome: &Outcome) -> String {
         "running" => "2f6fd0",
         _ => "b7791f",
     };
-    let title = format!("{}: {}", html::text(record.job_id()), outcome.word);
+    let title = html::text(&title(record, outcome));
     // The title is last, as a user's text may look like a placeholder.
     HEAD.replace("@HASH@", &hash).replace("@COLOUR@", colour).replace("@STYLE@", STYLE).replace("@TITLE@", &title)
+}
+
+/// `Rank 1: KeyError: 'label' (train.py:96)`, so that the tabs of a browser differ; else the job and how it ended.
+fn title(record: &RunRecord, outcome: &Outcome) -> String {
+    let result = record.result.as_ref();
+    let culprit = result.and_then(|result| fields::label(result, "culprit_role", "culprit"));
+    let reason = result.and_then(|result| fields::text(result, "reason"));
+    match (culprit, reason) {
+        (Some(culprit), Some(reason)) => {
+            let name = capital(&culprit.to_string());
+            let reason = html::cut(reason.lines().next().unwrap_or(reason), MOST_TITLE).0.to_owned();
+            if reason.to_lowercase().starts_with(&name.to_lowercase()) { reason } else { format!("{name}: {reason}") }
+        }
+        _ => format!("{}: {}", record.job_id(), outcome.word),
+    }
 }
 
 fn summary(run: &RunPage<'_>, rows: &[RankRow], outcome: &Outcome) -> String {

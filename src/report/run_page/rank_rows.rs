@@ -16,7 +16,8 @@ pub struct RankRow {
     pub local_rank: Option<usize>,
     /// The path of its log as result.json has it.
     pub log: Option<String>,
-    pub(super) status: String,
+    /// How it ended, in a word or two.
+    pub status: String,
     pub(super) exit: Option<Exit>,
     pub(super) why: Option<String>,
     pub(super) attempt: Option<usize>,
@@ -31,8 +32,13 @@ impl RankRow {
         matches!(self.status.as_str(), "failed" | "not started" | "abandoned")
     }
 
+    /// A number that its record has.
+    pub fn number(&self, name: &str) -> Option<f64> {
+        self.numbers.get(name).copied()
+    }
+
     /// How it ended, with what a signal usually means if the launcher did not send it.
-    pub(super) fn exit_text(&self) -> Option<String> {
+    pub fn exit_text(&self) -> Option<String> {
         self.exit.map(|exit| if self.has_failed() { ended(exit) } else { exit.to_string() })
     }
 }

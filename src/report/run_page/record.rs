@@ -8,6 +8,8 @@ use crate::model::{Exit, ProcessLabel};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
+/// Failed attempts that are kept: the last ones.
+const MOST_FAILED: usize = 20;
 /// Reports of hangs that are kept: the last ones.
 const MOST_REPORTS: usize = 5;
 
@@ -29,6 +31,17 @@ pub(super) struct StackReport {
     pub at: f64,
     pub title: String,
     pub text: String,
+}
+
+/// An attempt that another one followed.
+#[derive(Debug)]
+pub(super) struct FailedAttempt {
+    pub attempt: usize,
+    pub at: f64,
+    pub culprit: ProcessLabel,
+    pub exit: Option<Exit>,
+    /// The error that it printed, in a line.
+    pub message: Option<String>,
 }
 
 /// A rank that seems to have failed first in an attempt. Ranks that end at one time may be recorded in any order, and a rank
@@ -56,6 +69,9 @@ pub struct RunRecord {
     pub(super) reports: Vec<StackReport>,
     /// Reports that were dropped because newer ones came.
     pub(super) dropped_reports: usize,
+    pub(super) failed_attempts: Vec<FailedAttempt>,
+    /// Failed attempts that were dropped because newer ones came.
+    pub(super) dropped_attempts: usize,
     /// What the ranks used.
     pub(super) curves: Curves,
     /// The monotonic time of the first event.
@@ -104,6 +120,21 @@ impl RunRecord {
     /// The content of result.json.
     pub fn result(&self) -> Option<&Value> {
         self.result.as_ref()
+    }
+
+    /// The ranks that failed first in the attempts that others followed.
+    pub fn failures(&self) -> impl Iterator<Item = (usize, ProcessLabel)> {
+        self.failed_attempts.iter().map(|failed| (failed.attempt, failed.culprit))
+    }
+
+    /// The attempts that others followed, a line each: who failed first, and why.
+    pub fn describe_failures(&self) -> impl Iterator<Item = String> {
+        self.failed_attempts.iter().map(|failed| {
+            let exit = failed.exit.map_or(String::new(), |exit| format!(", {exit}"));
+            let why = failed.message.as_deref().filter(|text| !text.is_empty());
+            let why = why.map_or(String::new(), |text| format!(": {text}"));
+            format!("attempt {} failed: {}{exit}{why}", failed.attempt, failed.culprit)
+        })
     }
 
     /// Lines that were no events.
@@ -192,6 +223,15 @@ impl RunRecord {
                 }
             }
             "restarting" => {
+                if let Some(culprit) = fields::label(event, "culprit_role", "culprit") {
+                    let (exit, message) = (fields::exit(&event["exit"]), fields::text(event, "message"));
+                    let (attempt, message) = (attempt.saturating_sub(1), message.map(str::to_owned));
+                    self.failed_attempts.push(FailedAttempt { attempt, at, culprit, exit, message });
+                    if self.failed_attempts.len() > MOST_FAILED {
+                        self.failed_attempts.remove(0);
+                        self.dropped_attempts += 1;
+                    }
+                }
                 self.settle_culprit(fields::label(event, "culprit_role", "culprit"));
                 self.job.begin("restart delay", at);
                 self.is_stopping = false;

@@ -8,7 +8,7 @@ use super::rank_rows::RankRow;
 use super::record::{JobEvent, RunRecord};
 use super::timeline::anchor;
 use crate::model::ProcessLabel;
-use crate::report::wording::counted;
+use crate::report::wording::{counted, ended};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -78,6 +78,42 @@ pub(super) fn culprit(record: &RunRecord, rows: &[RankRow]) -> String {
             "<details><summary>Failure report, as the launcher printed it</summary>\n{}</details>\n",
             pre(report)
         );
+    }
+    page + "</section>\n"
+}
+
+/// Bytes of the error of a failed attempt.
+const MAX_REASON: usize = 4000;
+
+/// The attempts that failed and that others followed. `logs`: the ends of the logs of those that failed first.
+pub(super) fn failed_attempts(record: &RunRecord, logs: &BTreeMap<usize, RankLog>) -> String {
+    if record.failed_attempts.is_empty() {
+        return String::new();
+    }
+    let mut page = String::from("<section id=\"attempts\" class=\"card\"><h2>Failed attempts</h2>\n");
+    if record.dropped_attempts > 0 {
+        let earlier =
+            counted(record.dropped_attempts, "earlier attempt that failed is", "earlier attempts that failed are");
+        let _ = writeln!(page, "<p class=\"note\">{earlier} not shown.</p>");
+    }
+    for failed in &record.failed_attempts {
+        let (attempt, culprit, at) = (failed.attempt, html::text(&failed.culprit.to_string()), seconds(failed.at));
+        let exit = failed.exit.map_or(String::new(), |exit| format!(", {}", html::text(&ended(exit))));
+        let message = failed.message.as_deref().filter(|text| !text.is_empty());
+        let reason = message.map_or(String::new(), |text| format!(": {}", html::text(html::cut(text, MAX_REASON).0)));
+        let _ = writeln!(
+            page,
+            "<details open><summary>Attempt {attempt}: {culprit}{reason} <span class=\"quiet\">at {at}{exit}</span></summary>"
+        );
+        page += &match logs.get(&attempt) {
+            Some(RankLog { note: Some(note), .. }) => format!("<p class=\"note\">{}</p>\n", html::text(note)),
+            Some(log) => {
+                let path = html::text(&log.path);
+                format!("{}<p class=\"path\">{path}</p>\n", pre(&log.lines.join("\n")))
+            }
+            None => "<p class=\"note\">Its log is not in the folder.</p>\n".to_owned(),
+        };
+        page += "</details>\n";
     }
     page + "</section>\n"
 }

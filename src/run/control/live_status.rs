@@ -99,6 +99,12 @@ impl Default for LiveStatus {
     }
 }
 
+/// The folder in which the launcher was started; empty if its name is not text, which JSON could not have.
+pub fn working_dir() -> PathBuf {
+    let folder = std::env::current_dir().ok();
+    folder.filter(|folder| folder.to_str().is_some()).unwrap_or_default()
+}
+
 fn now() -> f64 {
     clock::wall().as_secs_f64()
 }
@@ -135,6 +141,7 @@ impl LiveStatus {
         status.host = host.to_owned();
         (status.launcher, status.supervisor) = (launcher, std::process::id() as i32);
         (status.log_dir, status.command) = (log_dir.to_owned(), command);
+        status.working_dir = working_dir();
     }
 
     fn lock_requests(&self) -> MutexGuard<'_, Requests> {
@@ -205,6 +212,11 @@ impl LiveStatus {
         if let Some(rank) = self.lock().ranks.get_mut(local_rank) {
             rank.end(exit, now());
         }
+    }
+
+    /// When the launcher was started (seconds since 1970).
+    pub fn started(&self) -> f64 {
+        self.lock().started
     }
 
     /// A client wants another attempt. Returns the number of the present one.

@@ -4,6 +4,7 @@ mod gathering;
 mod grace_limit;
 pub mod live_status;
 mod looks;
+mod memory;
 pub mod message;
 pub mod node_answer;
 pub mod rank_facts;

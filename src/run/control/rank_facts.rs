@@ -1,5 +1,6 @@
 //! What /proc, the logs and the GPU driver say about ranks: CPU, memory, processes, last output, GPU use.
 
+use super::memory;
 use crate::net::thread;
 use crate::probe::nvml::{GpuMonitor, GpuProcessUse};
 use crate::report::job_status::{JobStatus, RankStatus};
@@ -8,7 +9,6 @@ use crate::run::stacks::look::{LOGS_PATIENCE, silent_seconds};
 use crate::supervise::Lifecycle;
 use crate::sys::clock;
 use crate::sys::process::pidfd;
-use crate::sys::process::procfs;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use serde::{Deserialize, Serialize};
@@ -58,12 +58,18 @@ pub struct RankFacts {
     pub cpu_percent: Option<f64>,
     /// CPU time of the processes that run and of the children that they have waited for, in seconds.
     pub cpu_seconds: Option<f64>,
-    /// Resident memory in bytes; pages that processes share count in each.
+    /// Memory in bytes; a page that processes share is divided among them (PSS).
     pub memory_bytes: Option<u64>,
+    /// The kernel does not say what some of its processes share: there, shared pages count in each.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_is_resident: bool,
     /// Number of processes.
     pub processes: usize,
     /// Seconds since the last output; `None`: not all of it goes to a log, or the log's folder hangs.
     pub silent_seconds: Option<f64>,
+    /// Seconds since the last output that went to a log, where not all of it goes there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_silent_seconds: Option<f64>,
     /// GPUs in use, in percent of one; `None`: it uses none, or the driver does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_percent: Option<f64>,
@@ -116,7 +122,8 @@ impl RankFacts {
     pub fn between(status: &JobStatus, moments: (&Moment, &Moment), gpu_use: &[GpuProcessUse]) -> Vec<Self> {
         let silences = silences(&status.ranks);
         let fact = |(number, rank): (usize, &RankStatus)| Self {
-            silent_seconds: silences.get(number).copied().flatten(),
+            silent_seconds: silences.get(number).copied().flatten().filter(|_| rank.all_output_logged),
+            log_silent_seconds: silences.get(number).copied().flatten().filter(|_| !rank.all_output_logged),
             ..Self::of_rank(rank, status.suspended, moments, gpu_use)
         };
         let mut facts: Vec<Self> = status.ranks.iter().enumerate().map(fact).collect();
@@ -163,13 +170,16 @@ impl RankFacts {
         let used = now - before.cpu_seconds(&before.tree(rank));
         let took = (after.at.saturating_sub(before.at)).as_secs_f64().max(1e-3);
         let (gpu_percent, gpu_memory_bytes) = sum_gpu_use(gpu_use, &tree);
+        let memory = memory::of_processes(&tree, |pid| after.processes.get(pid).map(|stat| stat.started));
         Self {
             state,
             cpu_percent: Some((used.max(0.0) / took * 100.0).round()),
             cpu_seconds: Some(now),
-            memory_bytes: Some(tree.iter().filter_map(|pid| resident(*pid)).sum()),
+            memory_bytes: Some(memory.bytes),
+            memory_is_resident: memory.is_resident,
             processes: tree.len(),
             silent_seconds: None,
+            log_silent_seconds: None,
             gpu_percent,
             gpu_memory_bytes,
         }
@@ -189,15 +199,8 @@ fn sum_gpu_use(all: &[GpuProcessUse], tree: &BTreeSet<i32>) -> (Option<f64>, Opt
 
 /// How long each rank has been silent; nothing where a folder of logs hangs.
 fn silences(ranks: &[RankStatus]) -> Vec<Option<f64>> {
-    let logged = |rank: &RankStatus| if rank.all_output_logged { rank.logs.clone() } else { Vec::new() };
-    let logs: Vec<_> = ranks.iter().map(logged).collect();
+    let logs: Vec<_> = ranks.iter().map(|rank| rank.logs.clone()).collect();
     thread::within(LOGS_PATIENCE, move || logs.iter().map(|logs| silent_seconds(logs)).collect()).unwrap_or_default()
-}
-
-fn resident(pid: i32) -> Option<u64> {
-    let pages: u64 = String::from_utf8(procfs::read(pid, "statm").ok()?).ok()?.split(' ').nth(1)?.parse().ok()?;
-    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten()?;
-    pages.checked_mul(u64::try_from(size).ok()?)
 }
 
 #[cfg(test)]

@@ -118,6 +118,16 @@ pub fn path() -> PathBuf {
     Place::of_process().usual()
 }
 
+/// The private folders of this user's jobs that exist.
+pub fn folders() -> Result<Vec<PathBuf>, NoControlSocket> {
+    Place::of_process().all()
+}
+
+/// Creates the folder of this user's jobs if it is missing.
+pub fn create_usual() -> Result<PathBuf, NoControlSocket> {
+    Place::of_process().create().map(|(folder, _)| folder)
+}
+
 /// Creates a folder with mode 0700, unless it exists and is private.
 fn create(folder: &Path) -> Result<PathBuf, NoControlSocket> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
@@ -132,7 +142,7 @@ fn create(folder: &Path) -> Result<PathBuf, NoControlSocket> {
 }
 
 /// Checks that only this user can put anything into the folder.
-fn check_private(folder: &Path) -> Result<(), NoControlSocket> {
+pub fn check_private(folder: &Path) -> Result<(), NoControlSocket> {
     let data = folder.symlink_metadata().map_err(|error| NoControlSocket::System(folder.to_owned(), error))?;
     let is_private = data.is_dir() && data.uid() == geteuid().as_raw() && data.mode() & 0o022 == 0;
     if is_private { Ok(()) } else { Err(NoControlSocket::NotPrivate(folder.to_owned())) }

@@ -53,7 +53,7 @@ const LONGEST_LINE: usize = 16 << 20;
 /// What other threads tell the service.
 pub(super) enum ControlCommand {
     /// The answer of this node to a question, from the thread that has looked at the ranks.
-    Looked(NodeQuestion, Result<NodeAnswer, String>),
+    Looked(NodeQuestion, Box<Result<NodeAnswer, String>>),
     /// Questions of other nodes and their answers come from now on, and go here.
     Connected(Sender<QuestionMessage>),
     /// Another node asks or answers.
@@ -387,7 +387,8 @@ impl ControlService {
             look.begin(now);
             let (question, answers) = (*question, answers.clone());
             // The server may have ended.
-            let outcome = LookOutcome::new(move |answer| drop(answers.send(ControlCommand::Looked(question, answer))));
+            let outcome =
+                LookOutcome::new(move |answer| drop(answers.send(ControlCommand::Looked(question, Box::new(answer)))));
             let (status, reader, gpus) = (self.status.get(), self.reader.clone(), self.gpus.clone());
             let begun = thread::spawn(READER_THREAD, move || {
                 outcome

@@ -89,7 +89,11 @@ pub(super) fn render(status: &JobStatus, facts: &[RankFacts], exit_status: Optio
     let cpu =
         ("rlaunch_rank_cpu_seconds_total", "counter", "CPU time of the rank and the processes that it has started.");
     metrics.ranks(cpu, &ranks, |_, facts| facts.cpu_seconds);
-    let memory = ("rlaunch_rank_memory_bytes", "gauge", "Resident memory of these processes.");
+    let memory = (
+        "rlaunch_rank_memory_bytes",
+        "gauge",
+        "Memory of these processes; pages that several share are divided among them.",
+    );
     metrics.ranks(memory, &ranks, |_, facts| facts.memory_bytes);
     let processes = ("rlaunch_rank_processes", "gauge", "The number of these processes.");
     metrics.ranks(processes, &ranks, |_, facts| (facts.processes > 0).then_some(facts.processes));

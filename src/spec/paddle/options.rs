@@ -2,7 +2,7 @@
 //! Contract: the options of `paddle.distributed.launch`.
 
 use crate::spec::options::OptKind::{Bool, Flag, Int, Seconds, Text};
-use crate::spec::options::{EnvVars, Opt, OptGroup, OptValues, group, opt, prefer_env, renamed};
+use crate::spec::options::{EnvVars, Opt, OptGroup, OptValues, group, opt, prefer_env};
 use std::collections::BTreeMap;
 
 /// All options.
@@ -14,18 +14,18 @@ pub const OPTIONS: &[Opt] = &[
     opt("no_python", Flag, &[], None, "Run the script as a program, without Python"),
     opt("run_mode", Text, &["PADDLE_RUN_MODE"], None, "Kind of job: collective, ps (parameter servers), ps-heter (parameter servers with later stages) or rpc [default: inferred from the other options, else collective]"),
     opt("job_id", Text, &["PADDLE_JOB_ID"], Some("default"), "Name of the job, used at the rendezvous and in file names"),
-    renamed("dialect", "RLAUNCH_DIALECT", opt("frameworks", Text, &["RLAUNCH_FRAMEWORKS"], Some("paddle"), "Comma-separated frameworks whose variables the ranks receive: paddle, torch, jax")),
+    opt("frameworks", Text, &["RLAUNCH_FRAMEWORKS"], Some("paddle"), "Comma-separated frameworks whose variables the ranks receive: paddle, torch, jax"),
     opt("auto_parallel_config", Text, &["PADDLE_AUTO_PARALLEL_CONFIG"], None, "JSON file of automatic parallelism; the tuner runs first, then the job"),
     opt("auto_cluster_config", Bool, &["PADDLE_AUTO_CLUSTER"], None, "Value of PADDLE_AUTO_CLUSTER for the ranks, written as 0 or 1"),
     opt("dry_run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
-    renamed("zygote", "RLAUNCH_ZYGOTE", opt("preload", Text, &["RLAUNCH_PRELOAD"], None, "Comma-separated modules that one process imports before it forks all ranks, such as paddle. With auto among them, ranks import for themselves if a fork would not be safe")),
+    opt("preload", Text, &["RLAUNCH_PRELOAD"], None, "Comma-separated modules that one process imports before it forks all ranks, such as paddle. With auto among them, ranks import for themselves if a fork would not be safe"),
     opt("log_dir", Text, &["PADDLE_LOG_DIR"], Some("log"), "Folder of the ranks' log files, workerlog.0 and so on"),
     opt("log_overwrite", Bool, &["PADDLE_LOG_OVERWRITE"], Some("false"), "Truncate the log files instead of appending, and remove the logs of earlier attempts"),
     opt("log_max_size", Text, &["RLAUNCH_LOG_MAX_SIZE"], None, "Approximate maximum size of each rank's log, such as 100M or 2G (minimum 1M). Older parts are moved to workerlog.N.1 and so on [default: no limit]"),
     opt("log_backups", Int, &["RLAUNCH_LOG_BACKUPS"], Some("4"), "Number of older parts of each log to keep with --log_max_size (0 to 1000)"),
     opt("log_level", Text, &["PADDLE_LOG_LEVEL"], Some("INFO"), "Lowest level of the launcher's messages: DEBUG, INFO, WARNING, ERROR or CRITICAL"),
     opt("console_ranks", Text, &["RLAUNCH_CONSOLE_RANKS"], Some("first"), "Ranks whose output the console shows: comma-separated global ranks, first (of this node), all or none"),
-    renamed("prefix", "RLAUNCH_PREFIX", opt("log_prefix", Text, &["RLAUNCH_LOG_PREFIX"], Some("auto"), "Prefix of each line that the console shows: none, rank, host or rank,host; auto is rank if several ranks are shown, else none")),
+    opt("log_prefix", Text, &["RLAUNCH_LOG_PREFIX"], Some("auto"), "Prefix of each line that the console shows: none, rank, host or rank,host; auto is rank if several ranks are shown, else none"),
     opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a single rank that the console shows without a prefix, of the launcher's window size: auto if the launcher's stdout is one, or never"),
     opt("console_drain_timeout", Seconds, &["RLAUNCH_CONSOLE_DRAIN_TIMEOUT"], Some("30"), "Seconds that the console may take, once all ranks have ended, for output that it has not shown yet (minimum 0). A console that takes nothing is given up after 5 s, and 0.5 s after a stop"),
     opt("sample", Seconds, &["RLAUNCH_SAMPLE"], Some("0"), "Seconds between samples of what each rank uses (CPU, memory, processes, last output, GPU), written to LOG_DIR/rlaunch/events.jsonl (minimum 0.1; 0: none)"),
@@ -35,8 +35,8 @@ pub const OPTIONS: &[Opt] = &[
     opt("on_hang", Text, &["RLAUNCH_ON_HANG"], Some("report"), "What follows when a job hangs: report, or abort. With abort, the rank that the others wait for gets SIGABRT if it is idle (all ranks if none stands out). The job then fails, or restarts as after any failure"),
     opt("exit_timeout", Seconds, &["RLAUNCH_EXIT_TIMEOUT"], Some("60"), "Seconds that a rank may take to exit after an exception has ended its program. If its Python stacks do not move then, it gets SIGABRT, and the job fails with that exception (0: any time)"),
     opt("straggler_timeout", Seconds, &["RLAUNCH_STRAGGLER_TIMEOUT"], Some("0"), "Seconds that the other ranks of a node may run after its first one has exited with 0. Those that still run then get SIGABRT, and SIGKILL after the grace period. The job then fails, or restarts as after any failure (0: any time). Parameter servers do not count"),
-    renamed("grace", "RLAUNCH_GRACE", opt("grace_period", Seconds, &["RLAUNCH_GRACE_PERIOD"], Some("30"), "Seconds between SIGTERM and SIGKILL when ranks are stopped (minimum 0)")),
-    renamed("notify_signals", "RLAUNCH_NOTIFY_SIGNALS", opt("forward_signals", Text, &["RLAUNCH_FORWARD_SIGNALS"], None, "Comma-separated signals that are forwarded to the ranks and do not stop the job, such as TERM,URG; USR1 and USR2 always are")),
+    opt("grace_period", Seconds, &["RLAUNCH_GRACE_PERIOD"], Some("30"), "Seconds between SIGTERM and SIGKILL when ranks are stopped (minimum 0)"),
+    opt("forward_signals", Text, &["RLAUNCH_FORWARD_SIGNALS"], None, "Comma-separated signals that are forwarded to the ranks and do not stop the job, such as TERM,URG; USR1 and USR2 always are"),
     opt("preempt_file", Text, &["RLAUNCH_PREEMPT_FILE"], None, "File whose appearance is a notice of preemption: ranks that call rlaunch.should_stop stop at a common step. It is looked for once a second"),
     opt("preempt_time", Seconds, &["RLAUNCH_PREEMPT_TIME"], Some("60"), "Seconds from a notice of preemption until ranks that still run get SIGTERM (minimum 0). The notice of the end of a Slurm job comes this long before. After a notice by SIGTERM, the grace period counts instead"),
     opt("requeue", Int, &["RLAUNCH_REQUEUE"], Some("0"), "Number of times that Slurm is asked to queue the job again after it was preempted, by SLURM_RESTART_COUNT (0: never)"),
@@ -63,9 +63,9 @@ pub const OPTIONS: &[Opt] = &[
     opt("spares", Int, &["RLAUNCH_SPARES"], None, "Number of nodes beyond the maximum that wait to replace a lost one, with their --preload done (minimum 0); further ones are refused. The same on all nodes [default: any number waits]"),
     opt("require_same", Text, &["RLAUNCH_REQUIRE_SAME"], None, "Comma-separated: python, framework, git, driver. A node that differs from the first one in one of them is refused before any rank runs. For framework, the versions of torch, Paddle and jax count; for git, the commit of the script's folder; for driver, NVIDIA's. The same on all nodes [default: none; a message names differences]"),
     opt("join_timeout", Seconds, &["RLAUNCH_JOIN_TIMEOUT"], None, "Seconds after which an incomplete rendezvous fails (minimum 1; well above the round-trip time to the backend) [default: 10 times --elastic_timeout]"),
-    renamed("lease", "RLAUNCH_LEASE", opt("heartbeat_timeout", Seconds, &["RLAUNCH_HEARTBEAT_TIMEOUT"], Some("10"), "Seconds without a heartbeat before a node is considered lost (minimum 2)")),
-    renamed("lost_timeout", "RLAUNCH_LOST_TIMEOUT", opt("etcd_loss_timeout", Seconds, &["RLAUNCH_ETCD_LOSS_TIMEOUT"], None, "Seconds that ranks keep running while etcd does not answer. In a job that continues after the loss of a node they are added to 0.8 of --heartbeat_timeout, and a lost node is noticed that much later. The same on all nodes [default: 0 in such a job, else 60]")),
-    renamed("job_key", "RLAUNCH_JOB_KEY", opt("job_secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of the job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
+    opt("heartbeat_timeout", Seconds, &["RLAUNCH_HEARTBEAT_TIMEOUT"], Some("10"), "Seconds without a heartbeat before a node is considered lost (minimum 2)"),
+    opt("etcd_loss_timeout", Seconds, &["RLAUNCH_ETCD_LOSS_TIMEOUT"], None, "Seconds that ranks keep running while etcd does not answer. In a job that continues after the loss of a node they are added to 0.8 of --heartbeat_timeout, and a lost node is noticed that much later. The same on all nodes [default: 0 in such a job, else 60]"),
+    opt("job_secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of the job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines"),
     opt("require_secret", Bool, &["RLAUNCH_REQUIRE_SECRET"], Some("false"), "Refuse a job of several nodes that strangers could join: at the embedded master without a secret, at etcd without a user or a certificate"),
     opt("etcd_ca", Text, &["RLAUNCH_ETCD_CA"], None, "File of the CA certificates that verify etcd's [default: those that the system trusts]"),
     opt("etcd_cert", Text, &["RLAUNCH_ETCD_CERT"], None, "File of this node's certificate for etcd; requires --etcd_key"),

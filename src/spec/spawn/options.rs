@@ -146,22 +146,12 @@ pub fn python_int(text: &str) -> Result<i64, SpawnError> {
     Ok(digits.replace('_', "").parse::<i64>().unwrap_or(i64::MAX) * sign)
 }
 
-/// The present name of an option of rlaunch's own that was renamed; `None` for any other name.
-pub fn renamed(name: &str) -> Option<&'static str> {
-    match name {
-        "dialect" => Some("frameworks"),
-        "grace" => Some("grace_period"),
-        _ => None,
-    }
-}
-
-/// Checks the name of an option, and returns whether it is deprecated.
+/// Checks the name of an option, and returns whether Paddle has deprecated it.
 pub fn check_option_name(name: &str) -> Result<bool, SpawnError> {
     match name {
         "start_method" | "ips" | "gpus" | "xpus" | "print_config" | "backend" => Ok(false),
         // Extensions of rlaunch.
         "frameworks" | "grace_period" | "log_dir" | "preload" => Ok(false),
-        _ if renamed(name).is_some() => Ok(false),
         "selected_devices" | "started_port" | "cluster_node_ips" | "node_ip" | "use_paddlecloud" => Ok(true),
         _ => Err(SpawnError::Value(format!(
             "The config option ({name}) of `paddle.distributed.spawn` is not supported."

@@ -167,6 +167,8 @@ pub struct TorchSpec {
     pub rendezvous: TorchrunBackend,
     /// The job's name; `None`: a UUID for each run.
     pub run_id: Option<String>,
+    /// The name that commands know the job by; `None`: the run id.
+    pub name: Option<String>,
     /// The name of the rendezvous backend in events; `c10d` by default.
     pub backend: String,
     /// The name of the ranks' role.
@@ -271,6 +273,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<To
         nproc: nproc(values)?,
         rendezvous: rdzv.rendezvous,
         run_id: rdzv.run_id,
+        name: rdzv.name,
         backend: rdzv.backend,
         role: values.text("role").unwrap_or("default").to_owned(),
         max_restarts: max_restarts.try_into().unwrap_or(u32::MAX),

@@ -2,7 +2,7 @@
 //! from it. Contract: the options of `torchrun`, of torch 2.15.
 
 use crate::spec::options::OptKind::{Flag, Int, Seconds, Text};
-use crate::spec::options::{EnvVars, Opt, OptGroup, OptValues, group, opt, prefer_flags, renamed};
+use crate::spec::options::{EnvVars, Opt, OptGroup, OptValues, group, opt, prefer_flags};
 use std::collections::BTreeMap;
 
 /// The default signals that stop the job.
@@ -43,12 +43,12 @@ pub const OPTIONS: &[Opt] = &[
     opt("shutdown-timeout", Int, &["PET_SHUTDOWN_TIMEOUT"], None, "Seconds between the stop signal and SIGKILL when ranks are stopped (minimum 0) [default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30]"),
     opt("signals-to-handle", Text, &["PET_SIGNALS_TO_HANDLE"], Some(SIGNALS), "Comma-separated signals that stop the job and are forwarded to the ranks"),
     Opt { choices: &["bash", "zsh", "fish"], ..opt("print-completion", Text, &[], None, "Print the completion script for bash, zsh or fish") },
-    renamed("dialect", "RLAUNCH_DIALECT", opt("frameworks", Text, &["RLAUNCH_FRAMEWORKS"], Some("torch"), "Comma-separated frameworks whose variables the ranks receive: paddle, torch, jax")),
+    opt("frameworks", Text, &["RLAUNCH_FRAMEWORKS"], Some("torch"), "Comma-separated frameworks whose variables the ranks receive: paddle, torch, jax"),
     opt("pass-local-rank", Flag, &[], None, "Pass --local-rank=N as the script's first argument, as torch.distributed.launch does"),
     opt("omp-compat", Flag, &["RLAUNCH_OMP_COMPAT"], None, "Set OMP_NUM_THREADS to 1 for several ranks without a message"),
     opt("share-cpus", Flag, &["RLAUNCH_SHARE_CPUS"], None, "Set OMP_NUM_THREADS to the allowed CPUs divided by the ranks of this node instead of 1, unless it is already set"),
     opt("exit-code-compat", Flag, &["RLAUNCH_EXIT_CODE_COMPAT"], None, "Exit with status 1 whenever the job fails or is stopped"),
-    renamed("zygote", "RLAUNCH_ZYGOTE", opt("preload", Text, &["RLAUNCH_PRELOAD"], None, "Comma-separated modules that one process imports before it forks all ranks, such as torch. With auto among them, ranks import for themselves if a fork would not be safe")),
+    opt("preload", Text, &["RLAUNCH_PRELOAD"], None, "Comma-separated modules that one process imports before it forks all ranks, such as torch. With auto among them, ranks import for themselves if a fork would not be safe"),
     opt("no-sweep", Text, &["RLAUNCH_NO_SWEEP"], None, "Comma-separated names of detached processes, as in /proc/PID/comm, that a rank may leave running; a longer name is compared by its first 15 bytes"),
     opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Print the CPUs that each rank is bound to"),
     opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
@@ -68,7 +68,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("node-failure-limit", Int, &["RLAUNCH_NODE_FAILURE_LIMIT"], Some("3"), "Number of failures in a row by ranks of one node after which an elastic job continues without that node, if enough others are left (0: never). These failures do not count towards --max-restarts"),
     opt("spares", Int, &["RLAUNCH_SPARES"], None, "Number of nodes beyond the maximum that wait to replace a lost one, with their --preload done (minimum 0); further ones are refused. The same on all nodes [default: any number waits]"),
     opt("require-same", Text, &["RLAUNCH_REQUIRE_SAME"], None, "Comma-separated: python, framework, git, driver. With c10d and etcd, a node that differs from the first one in one of them is refused before any rank runs. For framework, the versions of torch, Paddle and jax count; for git, the commit of the script's folder; for driver, NVIDIA's. The same on all nodes [default: none; a message names differences]"),
-    renamed("job-key", "RLAUNCH_JOB_KEY", opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
+    opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines"),
     opt("require-secret", Flag, &["RLAUNCH_REQUIRE_SECRET"], None, "Refuse a job of several nodes that strangers could join: with a static rendezvous, with c10d without a secret, at etcd without a user or a certificate"),
     Opt { choices: &["nodes", "any"], ..opt("store-peers", Text, &["RLAUNCH_STORE_PEERS"], Some("nodes"), "Addresses from which the store of torch's ranks takes connections, with c10d and etcd: nodes for those of the round's nodes alone; any where ranks are behind address translation") },
     opt("etcd-user", Text, &["RLAUNCH_ETCD_USER"], None, "USER:PASSWORD for etcd. Prefer the variable: other users can read command lines, and the ranks can read PET_RDZV_CONF"),

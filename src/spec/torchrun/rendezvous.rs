@@ -3,7 +3,7 @@
 use crate::model::Endpoint;
 use crate::spec::endpoints;
 use crate::spec::error::{SpecError, shown};
-use crate::spec::options::{Deprecation, OptValues};
+use crate::spec::options::OptValues;
 use crate::spec::rendezvous;
 use crate::spec::rendezvous::{BackendSpec, ElasticLevel, EtcdSpec, MAX_NODES, OptionNames, Secret};
 use crate::spec::torchrun::values;
@@ -42,6 +42,8 @@ pub struct TorchrunNodes {
     pub rendezvous: TorchrunBackend,
     /// The job's name; `None`: a new one for each run.
     pub run_id: Option<String>,
+    /// The name that commands know the job by, where torchrun drops the one that was given; `None`: the run id.
+    pub name: Option<String>,
     /// The name of the backend in events.
     pub backend: String,
 }
@@ -88,7 +90,7 @@ const ETCD_PORT: u16 = 2379;
 /// Reads and checks the options. `warnings` receives messages for the user.
 pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunNodes, SpecError> {
     let (min, max) = nodes(values)?;
-    let conf = conf(values, warnings)?;
+    let conf = conf(values)?;
     let node_rank = values::whole(values, "node-rank")?.unwrap_or(0);
     values::whole(values, "master-port")?;
     rendezvous::require_same(values, "require-same")?;
@@ -113,6 +115,8 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunN
         }
     }
     let run_id = values.text("rdzv-id").unwrap_or("none").to_owned();
+    // torchrun drops it on a single node, so the ranks do not see it.
+    let name = values.given("rdzv-id").filter(|_| standalone || plain).map(|_| run_id.clone());
     let run_id = (!standalone && !plain).then_some(run_id);
     if run_id.as_ref().is_some_and(|id| id.contains('/')) {
         return Err(values.error("rdzv-id", "cannot be part of a file name", "leave out the /"));
@@ -139,7 +143,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunN
         let field = values.field("rdzv-endpoint");
         parse_endpoint(endpoint).map_err(|why| SpecError::new(field, endpoint, why.to_string(), "give host:port"))?;
     }
-    Ok(TorchrunNodes { nodes: (min, max), rendezvous, run_id, backend: backend.to_owned() })
+    Ok(TorchrunNodes { nodes: (min, max), rendezvous, run_id, name, backend: backend.to_owned() })
 }
 
 /// Reads `N` or `MIN:MAX`.
@@ -378,11 +382,8 @@ fn fixed(
     })
 }
 
-/// The key of rlaunch's own in `--rdzv-conf`, and its name before it was renamed.
-const ETCD_LOSS_TIMEOUT: [&str; 2] = ["etcd_loss_timeout", "lost_timeout"];
-
 /// Reads `--rdzv-conf`: comma-separated `KEY=VALUE`. The last value of a key counts.
-fn conf(values: &OptValues, warnings: &mut Vec<String>) -> Result<BTreeMap<String, String>, SpecError> {
+fn conf(values: &OptValues) -> Result<BTreeMap<String, String>, SpecError> {
     let text = values.text("rdzv-conf").unwrap_or("").trim();
     let refuse = |why: &str| Err(values.error("rdzv-conf", why, "give KEY=VALUE separated by commas"));
     let mut conf = BTreeMap::new();
@@ -399,11 +400,7 @@ fn conf(values: &OptValues, warnings: &mut Vec<String>) -> Result<BTreeMap<Strin
                 return refuse(&format!("The rendezvous configuration option '{key}' must have a value specified"));
             }
             (key, value) => {
-                let [new, old] = ETCD_LOSS_TIMEOUT;
-                if key == old {
-                    warnings.push(Deprecation { old: format!("--rdzv-conf {old}"), new: new.into() }.to_string());
-                }
-                conf.insert(if key == old { new.to_owned() } else { key.to_owned() }, value.to_owned());
+                conf.insert(key.to_owned(), value.to_owned());
             }
         }
     }

@@ -50,22 +50,16 @@ const ALLOWED: [&str; 7] =
     ["--dialect", "RLAUNCH_DIALECT", "GitHub", "\"dialect\"", "\"meeting\"", "\"told\"", "\"verdict\""];
 
 /// Files that may contain a word, because it is a public name there: an attribute of a report, an old option.
-const PUBLIC_NAMES: [(&str, &str); 13] = [
+const PUBLIC_NAMES: [(&str, &str); 7] = [
     ("rlaunch/report.py", "told"),
     ("rlaunch/report.py", "verdict"),
     ("rlaunch/_launch/outcome.py", "verdict"),
-    ("rlaunch/_pytest/marker.py", "dialect"),
-    ("rlaunch/_pytest/hooks.py", "dialect"),
-    ("rlaunch/_spawn/plan/options.py", "dialect"),
-    ("CHANGELOG.md", "dialect"),
     // The kernel's name (F_ADD_SEALS, fcntl(2)).
     ("sys/io/shared_words.rs", "seal"),
     // A variable of Hugging Face's.
     ("ecosystem/ecosystem_jobs.py", "hub"),
     ("python/launch/test_launch_api.py", "told"),
     ("python/launch/test_launch_api.py", "verdict"),
-    ("python/launch/test_old_options.py", "dialect"),
-    ("python/test_old_python_names.py", "dialect"),
 ];
 
 /// The words of a text, in lower case: identifiers are split at `_` and at capital letters.

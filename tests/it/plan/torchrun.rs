@@ -76,7 +76,7 @@ fn options_are_spelt_in_many_ways() {
     }
     let spaced = ["--role", "-x y", "t.py"].map(OsString::from);
     let (flags, rest) = (flags(&[("role", "-x y")]), words("t.py"));
-    assert_eq!(parse(&spaced), Ok(TorchrunArgs::Job { flags, rest, deprecated: Vec::new() }));
+    assert_eq!(parse(&spaced), Ok(TorchrunArgs::Job { flags, rest }));
 }
 
 #[test]

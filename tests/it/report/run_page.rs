@@ -2,6 +2,7 @@
 
 use rlaunch::model::ProcessLabel;
 use rlaunch::report::run_page::{RankLog, RunPage, RunRecord, RunState, document, page, trace};
+use std::collections::BTreeMap;
 
 const EVENTS: &str = r#"
 {"sequence":0,"time":"2026-01-02T03:04:05.5Z","monotonic":10.0,"event":"job_started","job_id":"a&b","host":"n1","ranks":2,"supervisor":7,"argv":["train","<x>"]}
@@ -36,8 +37,18 @@ fn a_run_without_a_result() {
     let log =
         RankLog { label: ProcessLabel::rank(1), path: "/log/workerlog.1".to_owned(), lines, cut: true, note: None };
     let notes = ["a note".to_owned()];
+    let lines = vec!["KeyError: '<label>'".to_owned()];
+    let path = "/log/rlaunch/attempt-0/workerlog.1".to_owned();
+    let failed = BTreeMap::from([(0, RankLog { label: ProcessLabel::rank(1), path, lines, cut: false, note: None })]);
     let (record, logs) = (record(), [log]);
-    let run = RunPage { record: &record, folder: "/log", state: RunState::Unknown, logs: &logs, notes: &notes };
+    let run = RunPage {
+        record: &record,
+        folder: "/log",
+        state: RunState::Unknown,
+        logs: &logs,
+        failed: &failed,
+        notes: &notes,
+    };
     insta::assert_snapshot!(body(&run));
 }
 
@@ -54,15 +65,52 @@ fn a_run_with_a_result() {
         "status":"failed","exit":{"code":1},"attempt":1,"pid":23,"seconds":16.5,"peak_memory_bytes":null,"swept":1,"log":""}]}"#,
     );
     record.set_result(result.unwrap());
-    let run = RunPage { record: &record, folder: "/log", state: RunState::Unknown, logs: &[], notes: &[] };
+    let run = RunPage {
+        record: &record,
+        folder: "/log",
+        state: RunState::Unknown,
+        logs: &[],
+        failed: &BTreeMap::new(),
+        notes: &[],
+    };
     insta::assert_snapshot!(body(&run));
 }
 
 #[test]
 fn a_job_that_runs() {
     let record = record();
-    let run = RunPage { record: &record, folder: "/log", state: RunState::Running, logs: &[], notes: &[] };
+    let run = RunPage {
+        record: &record,
+        folder: "/log",
+        state: RunState::Running,
+        logs: &[],
+        failed: &BTreeMap::new(),
+        notes: &[],
+    };
     assert!(body(&run).contains("<h1>The job runs; its last event is 1 min 0 s after its start.</h1>"));
+}
+
+#[test]
+fn the_page_has_a_box_for_each_of_the_last_attempts_that_failed() {
+    let mut record = RunRecord::default();
+    for attempt in 1..=25 {
+        let event = format!(
+            r#"{{"monotonic":{attempt}.0,"event":"restarting","attempt":{attempt},"culprit":0,"culprit_role":"rank"}}"#
+        );
+        record.add_line(event.as_bytes());
+    }
+    let run = RunPage {
+        record: &record,
+        folder: "/log",
+        state: RunState::Unknown,
+        logs: &[],
+        failed: &BTreeMap::new(),
+        notes: &[],
+    };
+    let body = body(&run);
+    let boxes: Vec<usize> = (0..25).filter(|attempt| body.contains(&format!("Attempt {attempt}: rank 0"))).collect();
+    assert_eq!(boxes, (5..25).collect::<Vec<_>>());
+    assert!(body.contains("5 earlier attempts that failed are not shown"));
 }
 
 #[test]

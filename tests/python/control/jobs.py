@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launching import LIMIT, Ended, Place, environment, until
+from torch_launching import TorchPlace
 
 # Two ranks wait for a third one that does something else, with a thread and a child of its own.
 WAITING = """
@@ -29,12 +30,18 @@ load() if rank == 1 else barrier()
 
 
 class Jobs(Place):
-    """A folder with jobs of its own: no other test's are found."""
+    """A folder with jobs and a history of its own: no other test's are found."""
 
     def __init__(self, folder: Path, runtime: Path | None = None) -> None:
         super().__init__(folder)
         self.runtime = runtime or folder / "run"
-        self.env = environment(RLAUNCH_RUNTIME_DIR=str(self.runtime))
+        self.state = self.runtime.parent / "state"
+        self.env = environment(RLAUNCH_RUNTIME_DIR=str(self.runtime), XDG_STATE_HOME=str(self.state))
+
+    @property
+    def history(self) -> Path:
+        """The folder with a file for each job that has ended."""
+        return self.state / "rlaunch/jobs"
 
     @staticmethod
     def command(*args: str) -> list[str]:
@@ -76,6 +83,14 @@ class Jobs(Place):
         with contextlib.chdir(path.parent) if sys.version_info >= (3, 11) else contextlib.nullcontext():
             client.connect(path.name if sys.version_info >= (3, 11) else str(path))
         return client
+
+
+class TorchJobs(Jobs, TorchPlace):
+    """Jobs of ``rlaunch-run``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.env["TMPDIR"] = str(folder / "tmp")
 
 
 def request(client: socket.socket, text: bytes) -> dict[str, Any]:

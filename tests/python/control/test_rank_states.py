@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from jobs import Jobs
+from jobs import Jobs, TorchJobs
 from launching import free_ports, until, validate
 from nvml import Driver
 
@@ -128,3 +129,38 @@ def test_the_states_and_gpus_of_another_node(jobs: Jobs, driver: Driver) -> None
         rank = until(of_other_node, "the state")
         assert (rank["pid"], rank["gpu_percent"], rank["gpu_memory_bytes"]) == (stopped.pid, 30, 256 << 20)
         assert second.poll() is None
+
+
+# Children that have 64 MB in common with the rank, as workers of a data loader do.
+SHARED = """
+pages = bytearray(os.urandom(1)) * (64 << 20)
+for _ in range(4):
+    if os.fork() == 0:
+        sleep()
+tell('ready', os.getpid())
+sleep()
+"""
+
+
+def test_memory_that_processes_share_counts_once(jobs: Jobs) -> None:
+    with jobs.job(script=SHARED, ranks=1):
+        (rank,) = ranks(jobs)
+        assert rank["processes"] == 5
+        assert not rank.get("memory_is_resident")
+        (process,) = jobs.ready(1)
+        resident = sum(one.memory_info().rss for one in [process, *process.children()])
+        assert 64 << 20 < rank["memory_bytes"] < 128 << 20 < resident, (rank, resident)
+        assert " RSS " not in jobs.ask("status").stdout.decode()
+
+
+def test_a_stream_that_goes_to_no_log_is_not_taken_for_silence(tmp_path: Path) -> None:
+    jobs = TorchJobs(tmp_path)
+    jobs.script("print('here', file=sys.stderr, flush=True)\ntell('ready', os.getpid())\nsleep()\n")
+    with jobs.start("--nproc_per_node=1", "train.py", env=jobs.env, stdout=subprocess.DEVNULL):
+        jobs.ready(1)
+        (rank,) = ranks(jobs)
+        assert rank["silent_seconds"] is None
+        assert rank["log_silent_seconds"] >= 0
+        table = jobs.ask("status").stdout.decode()
+        assert re.search(r"^rank 0 .*  stderr .* ago$", table, re.MULTILINE), table
+        assert jobs.ask("stop").status == 0

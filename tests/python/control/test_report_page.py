@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Jobs
+from jobs import Jobs, TorchJobs
 from launching import ATTEMPT, supervisor_of
 from run_records import Page, Records, failed_run
 
@@ -80,7 +80,8 @@ def test_a_job_with_a_restart_that_failed(jobs: Jobs) -> None:
     assert "no restart: all restarts are used" in page.text
     assert "restart 1 of at most 1 in 0 ms, because rank 1 failed with exit code 1" in page.text
     assert "\nstep 29\n" in page.text, "the end of rank 0's log, too"
-    assert "first line" not in page.text, "20 lines of each log"
+    lines = page.text[page.text.index("Last log lines") :]
+    assert "first line" not in lines, "20 lines of each log"
     assert {"#rank-0", "#log-rank-1"} <= page.links
     assert page.links <= {f"#{name}" for name in page.ids}
     # The folder of the records names the run, too, and may have been moved.
@@ -88,6 +89,38 @@ def test_a_job_with_a_restart_that_failed(jobs: Jobs) -> None:
     again = jobs.ask("report", "moved/rlaunch", "--output=-")
     assert (again.status, again.stderr) == (0, "")
     assert "\nstep 29\n" in Page(again.stdout.decode()).text
+
+
+HEALED = f"""{ATTEMPT}
+tell(f"started-{{attempt}}")
+if rank == 1 and attempt < 2:
+    await_file(f"started-{{attempt}}.0")
+    def learn():
+        raise KeyError(f"label {{attempt}}")
+    learn()
+"""
+
+
+@pytest.mark.parametrize("front_end", ["paddle", "torch"])
+def test_a_job_that_a_restart_has_healed_has_a_box_for_each_failed_attempt(
+    front_end: str, jobs: Jobs, tmp_path: Path
+) -> None:
+    if front_end == "torch":
+        jobs = TorchJobs(tmp_path)
+        options = ("--max-restarts=2", "--log-dir=log")
+    else:
+        options = ("--max_restart=2", "--restart_delay=0", "--log_dir=log")
+    jobs.script(HEALED)
+    ended = jobs.run("--nproc_per_node=2", *options, "train.py", env=jobs.env)
+    assert ended.status == 0, ended
+    page = report(jobs, "log")
+    assert "attempts" in page.ids
+    boxes = page.text[page.text.index("Failed attempts") : page.text.index("Timeline")]
+    for attempt in range(2):
+        assert f"Attempt {attempt}: rank 1: KeyError: 'label {attempt}'" in boxes
+        assert f"KeyError: 'label {attempt}'\n" in boxes, "the traceback"
+    assert boxes.count("in learn") == 2, boxes
+    assert "Attempt 2" not in boxes
 
 
 def test_the_trace_has_a_lane_for_each_rank(jobs: Jobs) -> None:

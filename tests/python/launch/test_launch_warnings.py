@@ -49,6 +49,7 @@ def logged(ended: Ended, level: str) -> list[str]:
         (["train.py", "x", "--rdzv-backend=c10d"], 1, [MISPLACED.format("--rdzv-backend")]),
         (["--nproc_per_node=1", "train.py", "--nproc_per_node=2"], 1, []),
         (["train.py", "--gpus", "2", "--", "nnodes"], 1, []),
+        (["--log_dir=~/x", "train.py"], 1, ["--log_dir ~/x: a folder named ~ is meant here"]),
         (["--xpus=0", "train.py"], 1, ["no driver shows any device; --xpus 0 is used as given"]),
     ],
 )

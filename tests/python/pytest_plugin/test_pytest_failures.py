@@ -54,6 +54,10 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
         def test_asks_for_a_missing_fixture(no_such_fixture):
             pass
 
+        @ranks(1)
+        def test_has_no_text_in_the_first_line():
+            raise ValueError("\\n\\nthe text")
+
         @ranks(2)
         def test_exits(rank):
             if rank.rank == 0:
@@ -61,7 +65,7 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             rank.barrier()
         """
     )
-    done.assert_outcomes(passed=1, failed=3, errors=3)
+    done.assert_outcomes(passed=1, failed=4, errors=3)
     text = str(done.stdout)
     # Rewritten, the whole of it, and no other rank's.
     assert text.count("At index 2 diff: 3 != 4") == 1
@@ -91,7 +95,9 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             "*_ test_cannot_be_pickled _*",
             "E  *test_it.Odd: (1, 2)",
             "*SystemExit: 7",
+            "ERROR test_it.py::test_asks_for_a_missing_fixture - rank 0: fixture 'no_such_fixture' not found",
             "FAILED test_it.py::test_one - rank 1: assert *",
+            "FAILED test_it.py::test_has_no_text_in_the_first_line - rank 0: ValueError: the text",
         ]
     )
 
@@ -248,6 +254,7 @@ def test_a_rank_that_waits_for_one_that_never_comes_fails_at_once(suite: Suite) 
     assert re.search(r"MissingRankError: (barrier.*rank 1 is in gather|gather.*rank 0 is in barrier)", text)
     assert re.search(r"MissingRankError: broadcast from rank (0.*from rank 1|1.*from rank 0)", text)
     assert "MissingRankError: barrier can never be complete: rank 1 has ended without it" in text
+    assert "FAILED test_it.py::test_ended - rank 0: MissingRankError: barrier can never" in text
     assert "rank 1: passed" in text
 
 

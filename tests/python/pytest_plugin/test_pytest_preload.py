@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from paths import ROOT
-from pytest_suites import QUICK, Suite, suite_fixture  # noqa: F401
+from pytest_suites import QUICK, Suite, suite_fixture, write_packages  # noqa: F401
 
 
 def test_a_module_that_makes_a_fork_unsafe_is_reported_in_a_line(
@@ -75,4 +75,32 @@ def test_a_module_whose_import_hangs_meets_the_limit_of_the_startup(pytester: py
             "=*",
         ],
         consecutive=True,
+    )
+
+
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "workers"])
+def test_ranks_report_their_imports(
+    suite: Suite, pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    installed = write_packages(pytester.path)
+    pytester._monkeypatch.setenv("PYTHONPATH", f"{installed}:{pytester.path}")
+    pytester.makeconftest(
+        """
+        from rlaunch._pytest import import_times
+        import_times._WORTH = import_times._WORTH_SHARE = import_times._SHARE = 0.0
+        """
+    )
+    done = suite(
+        """
+        @ranks(2)
+        def test_it():
+            import users
+        """,
+        *workers,
+    )
+    done.assert_outcomes(passed=1)
+    lines = [line for line in done.outlines if line.startswith("ranks imported ")]
+    assert len(lines) == 1
+    assert {"heavy", "heavy.later"} <= set(
+        lines[0].split(" for ")[0].removeprefix("ranks imported ").split(", ")
     )

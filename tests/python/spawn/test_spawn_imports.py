@@ -117,6 +117,21 @@ def test_a_main_module_that_a_rank_cannot_import_reaches_the_caller(tmp_path: Pa
     assert _run_program(tmp_path, text).splitlines() == expected
 
 
+def test_a_function_behind_the_main_guard_has_its_hint(tmp_path: Path) -> None:
+    program = """
+import rlaunch
+if __name__ == "__main__":
+    def train(): pass
+    try:
+        rlaunch.spawn(train, nprocs=2, backend="gloo")
+    except rlaunch.RankError as error:
+        print(error.traceback.strip().rpartition(chr(10))[2])
+"""
+    text = _run_program(tmp_path, program)
+    assert text.startswith("AttributeError: Can't get attribute 'train' on <module '__mp_main__'")
+    assert "define it outside the block of `if __name__ == '__main__':`" in text
+
+
 class Private:
     def __run(self, number: int) -> int:
         return number + 1

@@ -6,6 +6,7 @@ import itertools
 import os
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from effort import ALL
@@ -48,3 +49,21 @@ def suite_fixture(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) ->
         return pytester.run(*python("pytest"), "-m", "pytest", base, *QUICK, "-ra", *args, timeout=100)
 
     return run
+
+
+def write_packages(folder: Path) -> Path:
+    """An installed package that imports another one, and a module of the user that imports both."""
+    installed = folder / "site-packages"
+    for name, source in {
+        "heavy/__init__.py": "import heavy.first, light",
+        "heavy/first.py": "",
+        "heavy/later.py": "import light.more",
+        "light/__init__.py": "import light.first",
+        "light/first.py": "",
+        "light/more.py": "",
+        "broken/__init__.py": "import broken.none",
+    }.items():
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text(source)
+    (folder / "users.py").write_text("import heavy\nimport heavy.later\n")
+    return installed

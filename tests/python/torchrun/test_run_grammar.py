@@ -293,6 +293,14 @@ def test_an_option_after_the_script_is_the_scripts_with_a_warning(tmp_path: Path
     )
 
 
+def test_a_home_folder_that_the_shell_has_not_expanded_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    command = [sys.executable, "-m", "rlaunch.run", "--log-dir=~/x", "t.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "--log-dir ~/x: a folder named ~ is meant here" in ended.stderr
+    assert (tmp_path / "~" / "x").is_dir()
+
+
 @pytest.mark.parametrize(
     "options",
     [

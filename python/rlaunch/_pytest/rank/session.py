@@ -32,6 +32,7 @@ from ..resources.leaks import record_shared_memory
 from ..task import is_conftest, list_node_names
 from .debugger import Debugger, ignore_interrupts
 from .fixture import Rank
+from .import_clock import ImportClock
 from .parameters import set_parameters
 from .workerinput import configure_without_workers, unpickle_workerinput
 
@@ -87,6 +88,8 @@ def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[Inheri
     faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True, chain=False)
     _write_stacks_on_interrupts(stacks)
     link.send("ready")
+    clock = ImportClock()
+    clock.install()
     try:
         with RankCoverage(task.coverage, number) as coverage:
             RankSession(task, Rank(number, len(ends), link), link, stacks, terminal_lock, coverage).run()
@@ -96,6 +99,7 @@ def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[Inheri
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+    link.send("imports", clock.seconds)
     link.send("shared_memory", list_shared_memory())
     link.send("done")
 

@@ -38,8 +38,6 @@ class SpawnOptions(TypedDict, total=False):
             nodes, else free.
         use_paddlecloud: Deprecated: whether PaddleCloud's variables set nodes and ports. Default: whether
             they are set.
-        grace: Deprecated: older name of ``grace_period``.
-        dialect: Deprecated: older name of ``frameworks``.
     """
 
     start_method: Literal["spawn", "fork", "forkserver", "zygote"] | None
@@ -57,8 +55,6 @@ class SpawnOptions(TypedDict, total=False):
     node_ip: str | None
     started_port: int | None
     use_paddlecloud: bool | None
-    grace: float | str | None
-    dialect: str | None
 
 
 def check_option_names(options: dict[str, Any]) -> None:
@@ -68,11 +64,7 @@ def check_option_names(options: dict[str, Any]) -> None:
         ValueError: an option does not exist.
     """
     for key in options:
-        new_name = _lib.renamed_option(key)
-        if new_name is not None:
-            text = f"the option {key} of rlaunch.spawn is deprecated; its name is {new_name}"
-            warnings.warn(text, DeprecationWarning, stacklevel=3)
-        elif _check_name(key):
+        if _check_name(key):
             warnings.warn(
                 f"The config option ({key}) of `paddle.distributed.spawn` is deprecated. "
                 "Please use the latest config options stated in the `spawn` API documentation.",
@@ -92,21 +84,10 @@ def _check_name(name: str) -> bool:
     except ValueError as error:
         import difflib
 
-        present = [key for key in SpawnOptions.__annotations__ if _lib.renamed_option(key) is None]
-        near = difflib.get_close_matches(name, [*present, "nprocs"], 1, 0.8)
+        near = difflib.get_close_matches(name, [*SpawnOptions.__annotations__, "nprocs"], 1, 0.8)
         if not near:
             raise
         raise ValueError(f"{error} Did you mean {near[0]}?") from None
-
-
-def rename_old_options(options: dict[str, Any]) -> None:
-    """Gives the values of deprecated options to those that replace them, unless these have a value."""
-    for key in list(options):
-        new_name = _lib.renamed_option(key)
-        if new_name is not None:
-            value = options.pop(key)
-            if options.get(new_name) is None:
-                options[new_name] = value
 
 
 def read_grace_period(options: dict[str, Any]) -> float:

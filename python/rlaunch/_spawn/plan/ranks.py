@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from ... import _lib
-from .options import check_texts, rename_old_options, unused_options
+from .options import check_texts, unused_options
 from .paddle_devices import ask_paddle, check_compiled, default_backend
 
 
@@ -22,7 +22,6 @@ def get_environs(nprocs: int, options: dict[str, Any]) -> list[dict[str, str]]:
     Raises:
         ValueError, RuntimeError, AssertionError, IndexError, TypeError: see ``spawn``.
     """
-    rename_old_options(options)
     return plan_ranks(nprocs, options)[0]
 
 

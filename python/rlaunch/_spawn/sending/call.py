@@ -104,7 +104,10 @@ def load_call(file: IO[bytes]) -> Any:
     (by_value,) = _HEADER.unpack(file.read(_HEADER.size))
     try:
         return pickle.load(file)
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError) as error:
+        if not by_value and "on <module '__mp_main__'" in str(error):
+            hint = "define it outside the block of `if __name__ == '__main__':`, which ranks do not run"
+            raise AttributeError(f"{error}; {hint}") from None
         if not by_value:
             raise
     file.seek(by_value, os.SEEK_SET)

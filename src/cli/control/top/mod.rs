@@ -10,7 +10,8 @@ mod tests;
 use crate::cli::common::startup::print_output;
 use crate::cli::control::client::Client;
 use crate::cli::control::error::ControlError;
-use crate::cli::control::{find_jobs, stacks_text};
+use crate::cli::control::jobs::find;
+use crate::cli::control::stacks_text;
 use crate::model::plain_text::escape;
 use crate::report::console::tail::{TailLimits, tail};
 use crate::run::control::message::ControlRequest;
@@ -23,6 +24,7 @@ use keys::KeyDecoder;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{Signal, raise};
 use state::{Answer, Effect, Event, Question, State};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
@@ -48,13 +50,13 @@ enum Ending {
     Signal(i32),
 }
 
-pub(super) fn run(job: Option<&str>, this_node: bool) -> Result<(), ControlError> {
+pub(super) fn run(job: Option<&OsStr>, this_node: bool) -> Result<(), ControlError> {
     let (stdin, stdout) = (io::stdin(), io::stdout());
     let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
     if is_dumb || !stdin.is_terminal() || !stdout.is_terminal() {
         return Err(ControlError::NoTerminal);
     }
-    let (client, status) = find_jobs::find(job)?;
+    let (client, status) = find::find_to_watch(job)?;
     let end = format!(
         "job {} (pid {}) has ended; its logs are in {}\n",
         escape(&status.job_id),

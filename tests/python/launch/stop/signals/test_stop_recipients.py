@@ -96,7 +96,8 @@ def log(asked, answers):
     while word := os.read(asked, 1):
         last = word
         os.write(answers, b".")
-    signal.pause()
+    while True:  # Not pause(2): the signal comes as the rank ends, perhaps just before the call.
+        time.sleep(0.02)
 
 asked_by = []
 for number in STOPS:
