@@ -320,3 +320,28 @@ def test_ranks_that_cannot_answer_are_read_from_outside(suite: Suite) -> None:
     done.stdout.fnmatch_lines(
         ["rank 2:", "    *test_it.py:18 in test_hangs", "    *test_it.py:11 in compute"]
     )
+
+
+def test_a_failure_of_the_test_outranks_one_of_another_ranks_teardown(suite: Suite) -> None:
+    done = suite(
+        """
+        import time
+
+        @pytest.fixture
+        def resource(rank):
+            yield
+            assert rank.rank == 0, "teardown bug"
+
+        class Slow(ValueError):
+            def __str__(self):
+                time.sleep(0.2)  # The report of rank 1's teardown is earlier.
+                return "body bug"
+
+        @ranks(2)
+        def test_it(rank, resource):
+            if rank.rank == 0:
+                raise Slow()
+        """
+    )
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["*Slow: body bug", "FAILED test_it.py::test_it - rank 0: *body bug"])
