@@ -154,19 +154,27 @@ class Oracle:
     """One process that has imported Paddle."""
 
     def __init__(self) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._process = subprocess.Popen([*python("paddle"), __file__], text=True, **pipes)
 
     def ask(self, asked: Question, *whom: str) -> list[Answer]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({**asked, "whom": whom}), file=self._process.stdin, flush=True)
-        answers: list[Answer] = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        assert line, f"ended with {self._process.wait()}: {self._read_errors()}"
+        answers: list[Answer] = json.loads(line)
         return answers
+
+    def _read_errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-4000:]
 
     def close(self) -> None:
         self._process.communicate()
-        assert self._process.returncode == 0
+        assert self._process.returncode == 0, self._read_errors()
+        self._errors.close()
 
 
 def serve() -> None:
