@@ -22,7 +22,7 @@ const LONGEST_LINE: usize = 2000;
 /// Why an exception need not be what ended the rank. One that was caught may be that of a process that the rank started.
 pub(crate) fn describe_doubt(doubt: &Doubt) -> &'static str {
     if doubt.in_thread {
-        "this exception ended a thread; the rank ended later, by itself or by a hook of the program"
+        "this exception ended a thread; the rank ended later"
     } else {
         "the rank itself did not end by this exception: its program caught it, a hook of its own ended it, or a process that it started has printed it"
     }

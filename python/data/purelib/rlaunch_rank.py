@@ -107,7 +107,7 @@ class ExceptionNote:
             if self._has_thread or os.getpid() != self._pid or value is None or isinstance(value, SystemExit):
                 return
             self._has_thread = True
-            self._write(_encode({"thread": str(thread.name), **describe(value)}))
+            self._write(_encode({"thread": str(thread.name)[:200], **describe(value)}))
         except Exception:
             return  # The thread's own traceback remains.
 

@@ -59,6 +59,14 @@ pub enum CommandLineError {
         /// The option, with two hyphens.
         option: String,
     },
+    /// Quotes around an option and its value.
+    #[error("option {option}: quotes hold it and its value together; write {option} {}", shown(.value))]
+    QuotedOption {
+        /// With its dashes.
+        option: String,
+        /// Its value.
+        value: String,
+    },
     /// A value is not text.
     #[error("option {option}: its value {value} is not UTF-8")]
     ValueNotUtf8 {
@@ -218,6 +226,13 @@ pub fn refused_option(lines: &[String]) -> Option<String> {
     Some(format!("{option} is an option of the launcher: write it before the script"))
 }
 
+/// The error about an option that stands with its value in one argument, if this is one.
+pub fn quoted_option(arg: &str) -> Option<CommandLineError> {
+    let (option, value) = arg.split_once(' ')?;
+    given_name(option).filter(|name| !option.contains('=') && launchers_options(name).next().is_some())?;
+    Some(CommandLineError::QuotedOption { option: option.to_owned(), value: value.trim().to_owned() })
+}
+
 /// Refuses what a copied command line has in place of an option. `rest`: the script and its arguments.
 pub fn check_copied(
     flags: &BTreeMap<&'static str, String>,
@@ -228,6 +243,9 @@ pub fn check_copied(
     if let Some((name, _)) = flags.iter().find(|(_, value)| *value == "=") {
         let option = format!("--{}", aliases.get(name).unwrap_or(name));
         return Err(CommandLineError::SpacedValue { option, value: script.to_owned() });
+    }
+    if let Some(error) = quoted_option(script) {
+        return Err(error);
     }
     let is_long_dash = |c: char| matches!(c, '\u{2012}'..='\u{2015}' | '\u{2212}');
     if script.starts_with(is_long_dash) {

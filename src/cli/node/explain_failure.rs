@@ -1,6 +1,7 @@
 //! Facts about the end of the rank that failed first, beyond its exit and its exception: one paragraph each.
 
 use crate::model::Exit;
+use crate::model::plain_text::escape;
 use crate::plan::RankPlan;
 use crate::probe::limits::processes::ProcessCounters;
 use crate::probe::memory::OomCounters;
@@ -75,7 +76,8 @@ fn is_shown(blame: &Blame, thread: &ThreadError) -> bool {
 fn of_thread(thread: &ThreadError, ended_at: Option<Duration>) -> String {
     let before = ended_at.map_or(String::new(), |at| format!(" {} before", lasted(at.saturating_sub(thread.at))));
     let place = thread.fault.place.as_ref().map_or(String::new(), |place| format!(", at {place}"));
-    format!("its thread {} ended{before} by {}{place}", thread.name, thread.fault.in_a_line())
+    let (name, error) = (escape(&thread.name), escape(&thread.fault.in_a_line()));
+    format!("its thread {name} ended{before} by {error}{place}")
 }
 
 /// The last exception that a rank logged, which ended by itself much later.
@@ -89,7 +91,7 @@ fn of_logged(log: &[u8]) -> Option<String> {
 /// Where the program called `sys.exit`, if that call gave the exit status.
 fn of_exit(process: &RankState, exit: Exit) -> Option<String> {
     let (status, place) = process.notes.exit_call.as_ref().filter(|(status, _)| exit == Exit::Code(*status))?;
-    Some(format!("it called sys.exit ({status}) at {place}"))
+    Some(format!("it called sys.exit({status}) at {place}"))
 }
 
 fn of_import(process: &RankState) -> Option<String> {

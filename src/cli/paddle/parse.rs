@@ -214,6 +214,7 @@ fn convert_error(error: &clap::Error) -> Result<PaddleArgs, CommandLineError> {
     let arg = text(ContextKind::InvalidArg).unwrap_or_default();
     let name = shown(arg.split([' ', '=']).next().unwrap_or(""));
     Err(match error.kind() {
+        ErrorKind::UnknownArgument if let Some(error) = command_line::quoted_option(&arg) => error,
         ErrorKind::UnknownArgument => match candidates(&name) {
             candidates if candidates.len() > 1 => CommandLineError::Ambiguous { name, candidates },
             _ => {

@@ -1,6 +1,7 @@
 //! What the detectors of hangs ask of the ranks, and their reports.
 
 use super::RankProcesses;
+use crate::model::plain_text::escape;
 use crate::model::{Exit, ProcessLabel};
 use crate::plan::SeenOutput;
 use crate::report::RankFault;
@@ -149,6 +150,7 @@ impl RankProcesses<'_> {
         let errors = living.filter_map(|local| Some((self.read_notes(local).1.thread?, local)));
         let (thread, local) = errors.min_by_key(|(thread, _)| thread.at)?;
         let (label, ago) = (self.launch.plan.ranks[local].label(), lasted(clock::now().saturating_sub(thread.at)));
-        Some(format!("{label}'s thread {} ended {ago} before by {}", thread.name, thread.fault.in_a_line()))
+        let (name, error) = (escape(&thread.name), escape(&thread.fault.in_a_line()));
+        Some(format!("{label}'s thread {name} ended {ago} before by {error}"))
     }
 }

@@ -101,6 +101,8 @@ pub fn record(mut job: EndedJob) {
     (job.version, job.ended) = (VERSION, clock::wall().as_secs_f64());
     let write = move || {
         job.logs_kept = job.log_dir.is_dir();
+        // As a user's name of it is compared.
+        job.log_dir = job.log_dir.canonicalize().unwrap_or(job.log_dir);
         write(&job, max_jobs)
     };
     match thread::within(WRITE_TIMEOUT, write) {

@@ -59,6 +59,7 @@ def refuse(place: Place, status: int, args: list[str], *words: str, **options: A
         (["\u2013gpus", "0,1", "train.py"], ["\u2013gpus", "write --gpus"]),
         (["\u2014nproc-per-node=2", "train.py"], ["write --nproc-per-node"]),
         (["--nproc_per_node", "", "train.py"], ["--nproc_per_node ''"]),
+        (["--nproc_per_node 2", "train.py"], ["write --nproc_per_node 2"]),
     ],
 )
 def test_a_copied_command_line_says_what_it_lost(place: Place, args: list[str], words: list[str]) -> None:

@@ -301,6 +301,13 @@ def test_a_home_folder_that_the_shell_has_not_expanded_is_a_warning(tmp_path: Pa
     assert (tmp_path / "~" / "x").is_dir()
 
 
+def test_an_option_that_quotes_hold_together_with_its_value_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlaunch.run", "--nproc-per-node 2", "t.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "write --nproc-per-node 2" in ended.stderr
+
+
 @pytest.mark.parametrize(
     "options",
     [

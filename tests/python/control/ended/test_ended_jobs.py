@@ -128,6 +128,12 @@ def test_without_a_name_the_job_of_the_folder_is_meant(jobs: Jobs) -> None:
         assert launchers(jobs, "--all") == [running.pid, ended]
 
 
+def test_a_log_folder_above_the_working_folder_is_found(jobs: Jobs) -> None:
+    there = elsewhere(jobs)
+    pid = end(there, 3, "--log_dir=../out")
+    assert there.json("status", "../out")["launcher"] == jobs.json("status", "out")["launcher"] == pid
+
+
 def test_a_script_is_that_of_this_folder(jobs: Jobs) -> None:
     here = end(jobs, 0)
     there = end(elsewhere(jobs), 3)
