@@ -54,7 +54,6 @@ def refuse(place: Place, status: int, args: list[str], *words: str, **options: A
     ("args", "words"),
     [
         (["--gpus", "'0,1'", "train.py"], ["--gpus '0,1': ", "the quotes are part of the value"]),
-        (["--log_dir", "=", "./logs", "train.py"], ["--log_dir=./logs"]),
         (["--gpus", "=", "0", "train.py"], ["--gpus=0"]),
         (["\u2013gpus", "0,1", "train.py"], ["\u2013gpus", "write --gpus"]),
         (["\u2014nproc-per-node=2", "train.py"], ["write --nproc-per-node"]),
