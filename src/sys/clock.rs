@@ -49,8 +49,12 @@ fn read(clock: libc::clockid_t) -> Duration {
 
 /// The wall clock in UTC in RFC 3339 format: `2026-11-21T01:57:53.456789Z`.
 pub fn utc_timestamp() -> String {
-    let now = wall();
-    format!("{}.{:06}Z", seconds(now, ['-', 'T'], libc::gmtime_r), now.subsec_micros())
+    utc(wall())
+}
+
+/// A time of the wall clock in the form of `utc_timestamp`: such texts sort by time.
+pub fn utc(time: Duration) -> String {
+    format!("{}.{:06}Z", seconds(time, ['-', 'T'], libc::gmtime_r), time.subsec_micros())
 }
 
 /// The wall clock in local time, as `2026-11-21 02:57:53,456`.

@@ -15,7 +15,7 @@ use crate::run::rank_state::RankState;
 use std::path::Path;
 use std::time::Duration;
 
-/// What is read of a rank's log in search of an exception that it has logged.
+/// Bytes of a rank's log in which a logged exception is looked for.
 pub const LOGGED_BYTES: u64 = 4 << 20;
 
 /// The explanations, a line each; `None`: there are none. `bytes`: the end of its stderr; `log`: more of it, read if needed.
@@ -67,7 +67,7 @@ fn of_variable(rank: &RankPlan, blame: &Blame) -> Option<String> {
     Some(format!("this job does not set torch's {name}: start it with --frameworks torch, or paddle,torch"))
 }
 
-/// Whether the report shows the exception of a thread as the error.
+/// Returns true if the report shows the exception of a thread as the error.
 fn is_shown(blame: &Blame, thread: &ThreadError) -> bool {
     let is_it = |fault: &RankFault| fault.what == thread.fault.what && fault.place == thread.fault.place;
     is_it(&blame.fault) || blame.root.as_ref().is_some_and(is_it)
@@ -105,7 +105,7 @@ fn of_import(process: &RankState) -> Option<String> {
     })
 }
 
-/// Whether a rank has written that the system refused it a process or a thread (fork(2), pthread_create(3), EAGAIN).
+/// Returns true if a rank has written that the system refused it a process or a thread (fork(2), pthread_create(3), EAGAIN).
 fn is_refused_process(bytes: &[u8]) -> bool {
     const TEXTS: [&[u8]; 3] = [b"can't start new thread", b"Resource temporarily unavailable", b"EAGAIN"];
     TEXTS.iter().any(|text| bytes.windows(text.len()).any(|window| window == *text))

@@ -31,7 +31,7 @@ impl LostPeer {
         }
     }
 
-    /// Whether nothing says that the peer's process has ended. Under Paddle gloo times out also when it has.
+    /// Returns true if nothing says that the peer's process has ended. Under Paddle gloo times out also when it has.
     pub fn is_peer_alive(self) -> bool {
         matches!(self, LostPeer::NcclTimeout | LostPeer::TorchStoreTimeout)
     }

@@ -33,7 +33,7 @@ pub struct NotedException {
     pub at: Duration,
 }
 
-/// What a rank's Python notes beside the exception that ends its main program.
+/// The notes of a rank's Python beside the exception that ends its main program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankNotes {
     /// The first exception that ended a thread.

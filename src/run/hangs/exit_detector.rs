@@ -25,9 +25,9 @@ pub struct StuckExit {
     pub failed_at: Duration,
     /// Its stacks.
     pub dump: StackDump,
-    /// Whether it uses a CPU.
+    /// It uses a CPU.
     pub is_busy: bool,
-    /// Whether it is left alone for now.
+    /// It is left alone for now.
     pub is_spared: bool,
 }
 

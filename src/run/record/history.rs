@@ -24,7 +24,7 @@ const MAX_JOBS: usize = 10_000;
 const MAX_COMMAND: usize = 2000;
 /// Bytes of a file that is read.
 const MAX_FILE: u64 = 64 << 10;
-/// How long a launcher waits for the write: the home may be on a file server that is gone.
+/// The time for the write: the home may be on a file server that is gone.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 /// The end of a file's name. A file that is not complete yet has more behind it.
 const ENDING: &str = ".json";
@@ -64,7 +64,7 @@ pub struct EndedJob {
 }
 
 impl EndedJob {
-    /// How it ended, as people say it.
+    /// Returns the outcome in words for people.
     pub fn outcome_in_words(&self) -> String {
         match &*self.outcome {
             // One of the launcher's two processes.

@@ -10,6 +10,7 @@ use crate::report::job_status::JobStatus;
 use crate::report::run_page::{self, RankLog, RankRow, RunRecord};
 use crate::run::output::log_files;
 use crate::run::record::history::EndedJob;
+use crate::sys::clock;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,18 +18,18 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use thiserror::Error;
 
 const EVENTS: &str = "events.jsonl";
 /// Bytes of events.jsonl that are read: of a larger file the first line and the end.
-const MOST_EVENTS: u64 = 64 << 20;
+const MAX_EVENTS: u64 = 64 << 20;
 /// Bytes in which the first lines are looked for.
-const MOST_FIRST_LINE: u64 = 1 << 20;
+const MAX_FIRST_LINE: u64 = 1 << 20;
 /// Bytes of result.json.
-const MOST_RESULT: u64 = 64 << 20;
+const MAX_RESULT: u64 = 64 << 20;
 /// Bytes of log lines on the page, of all ranks and of one.
-const MOST_LINES: usize = 8 << 20;
+const MAX_LINES: usize = 8 << 20;
 const LINES_OF_RANK: std::ops::RangeInclusive<usize> = 1024..=16 * 1024;
 
 /// Why a run cannot be read.
@@ -58,7 +59,7 @@ pub struct JobFolder {
     pub logs: PathBuf,
     /// The folder with the launcher's records.
     pub records: PathBuf,
-    /// How many runs are beside it in the folder that was named: this is the latest.
+    /// The number of older runs beside it in the folder that was named.
     pub others: usize,
 }
 
@@ -96,11 +97,16 @@ impl JobFolder {
     pub fn may_be_of(&self, job: &EndedJob) -> bool {
         let Ok(Some((file, _))) = open(&self.records.join(EVENTS)) else { return true };
         // Several nodes of a job may share the file.
-        let lines = BufReader::new(file.take(MOST_FIRST_LINE)).split(b'\n').map_while(Result::ok);
+        let lines = BufReader::new(file.take(MAX_FIRST_LINE)).split(b'\n').map_while(Result::ok);
         let events = lines.filter_map(|line| serde_json::from_slice::<Value>(&line).ok());
         let mut starts = events.filter(|event| event["event"] == "job_started").peekable();
+        // In containers, the first processes of all jobs have the same ids.
+        let end = clock::utc(Duration::try_from_secs_f64(job.ended).unwrap_or_default());
+        let is_in_time = |event: &Value| event["time"].as_str().is_none_or(|time| time <= &*end);
         starts.peek().is_none()
-            || starts.any(|event| event["supervisor"] == job.supervisor && event["host"] == job.host.as_str())
+            || starts.any(|event| {
+                event["supervisor"] == job.supervisor && event["host"] == job.host.as_str() && is_in_time(&event)
+            })
     }
 
     /// The records, and what is wrong with them.
@@ -111,7 +117,7 @@ impl JobFolder {
     /// The ends of the logs that exist.
     pub fn logs_of(&self, record: &RunRecord, running: Option<&JobStatus>) -> Vec<RankLog> {
         let rows = run_page::rank_rows(record);
-        let bytes = (MOST_LINES / rows.len().max(1)).clamp(*LINES_OF_RANK.start(), *LINES_OF_RANK.end());
+        let bytes = (MAX_LINES / rows.len().max(1)).clamp(*LINES_OF_RANK.start(), *LINES_OF_RANK.end());
         let limits = TailLimits { bytes, ..TailLimits::default() };
         let read = |row| read_log(self, row, &places_of_log(self, row, record, running), limits);
         rows.iter().filter_map(read).collect()
@@ -180,7 +186,7 @@ fn read_records(run: &JobFolder) -> Result<(RunRecord, Vec<String>), JobFolderEr
     }
     if let Some((file, path)) = open(&run.records.join(log_files::RESULT))? {
         let mut text = Vec::new();
-        file.take(MOST_RESULT).read_to_end(&mut text).map_err(|error| JobFolderError::Unreadable(path, error))?;
+        file.take(MAX_RESULT).read_to_end(&mut text).map_err(|error| JobFolderError::Unreadable(path, error))?;
         match run_page::document(&text) {
             Ok(result) => record.set_result(result),
             Err(error) => notes.push(format!("{} is damaged and was skipped: {error}.", log_files::RESULT)),
@@ -205,18 +211,18 @@ fn open(path: &Path) -> Result<Option<(File, PathBuf)>, JobFolderError> {
 /// Adds the events of a file to the record. Returns a note if some were left out.
 fn read_events(mut file: File, record: &mut RunRecord) -> io::Result<Option<String>> {
     let length = file.metadata()?.len();
-    if length <= MOST_EVENTS {
+    if length <= MAX_EVENTS {
         add_lines(BufReader::new(file.take(length)), record)?;
         return Ok(None);
     }
     let mut first = Vec::new();
-    BufReader::new((&file).take(MOST_FIRST_LINE)).read_until(b'\n', &mut first)?;
+    BufReader::new((&file).take(MAX_FIRST_LINE)).read_until(b'\n', &mut first)?;
     record.add_line(&first);
-    file.seek(SeekFrom::Start(length - MOST_EVENTS))?;
-    let mut rest = BufReader::new(file.take(MOST_EVENTS));
+    file.seek(SeekFrom::Start(length - MAX_EVENTS))?;
+    let mut rest = BufReader::new(file.take(MAX_EVENTS));
     rest.skip_until(b'\n')?;
     add_lines(rest, record)?;
-    let (megabytes, read) = (length >> 20, MOST_EVENTS >> 20);
+    let (megabytes, read) = (length >> 20, MAX_EVENTS >> 20);
     Ok(Some(format!("{EVENTS} has {megabytes} MB: only its first event and its last {read} MB were read.")))
 }
 

@@ -17,10 +17,10 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a launcher may take to say which job it is. One that is stopped does not answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long the others may take once the job that is meant has answered.
-const OTHERS: Duration = Duration::from_millis(300);
+/// The time for a launcher to say which job it is. One that is stopped does not answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time for the others once the job that is meant has answered.
+const OTHERS_TIMEOUT: Duration = Duration::from_millis(300);
 
 type Running = (Client, JobStatus);
 
@@ -50,7 +50,7 @@ fn ask(is_enough: impl Fn(&JobStatus) -> bool) -> Result<Found, ControlError> {
     for (index, socket) in sockets.iter().enumerate() {
         let (mut client, sender) = (Client::new(socket), sender.clone());
         thread::spawn("rlaunch-ask", move || {
-            let answer = client.ask_within(ControlRequest::Status, PATIENCE);
+            let answer = client.ask_within(ControlRequest::Status, ANSWER_TIMEOUT);
             // It may be too late.
             let _ = sender.send((index, client, answer));
         })
@@ -60,12 +60,12 @@ fn ask(is_enough: impl Fn(&JobStatus) -> bool) -> Result<Found, ControlError> {
     let mut slots: Vec<Option<Running>> = sockets.iter().map(|_| None).collect();
     let mut is_silent = vec![true; sockets.len()];
     // Each has a deadline of its own, and a moment to begin on a busy machine.
-    let mut until = clock::now() + PATIENCE * 2;
+    let mut until = clock::now() + ANSWER_TIMEOUT * 2;
     while let Ok((index, client, answer)) = answers.recv_timeout(until.saturating_sub(clock::now())) {
         is_silent[index] = match answer {
             Ok(ControlAnswer::Status(status)) => {
                 if is_enough(&status) {
-                    until = until.min(clock::now() + OTHERS);
+                    until = until.min(clock::now() + OTHERS_TIMEOUT);
                 }
                 slots[index] = Some((client, status));
                 false

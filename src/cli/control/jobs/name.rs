@@ -35,7 +35,7 @@ pub struct JobNames<'a> {
     working_dir: &'a Path,
 }
 
-/// How well a word names a job; smaller is better.
+/// The kind of a name that a word is for a job; the smaller the better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Match {
     /// By a process id, an id, or its own log folder.
