@@ -52,9 +52,13 @@ pub fn find_earlier_failure(processes: &[RankState], ended_first: usize, read: R
     let first = processes.get(ended_first)?;
     let attempt = first.attempt;
     // Of ranks that were ended together because they hung, the order says nothing.
-    if first.exit.is_some_and(|exit| first.was_ended_by_launcher(exit)) && first.aborted_together {
-        let aborted = (0..processes.len()).filter(|local| processes[*local].aborted_together);
-        let errors = aborted.filter_map(|local| Some((processes[local].notes.thread.as_ref()?.at, local)));
+    if first.exit.is_some_and(|exit| first.was_ended_by_launcher(exit))
+        && let Some(silent_since) = first.aborted_together
+    {
+        let aborted = (0..processes.len()).filter(|local| processes[*local].aborted_together.is_some());
+        let threads = aborted.filter_map(|local| Some((processes[local].notes.thread.as_ref()?, local)));
+        let errors = threads.filter(|(thread, _)| thread.ended_shortly_before(silent_since));
+        let errors = errors.map(|(thread, local)| (thread.at, local));
         return errors.min().map(|(_, local)| local).filter(|local| *local != ended_first);
     }
     let end = |local: usize| {

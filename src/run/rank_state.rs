@@ -4,6 +4,7 @@ use crate::model::Exit;
 use crate::probe::limits::rank_limits::RankLimits;
 use crate::report::cause::uncaught::{RankNotes, UncaughtException};
 use crate::sys::process::pidfd::ResourceUsage;
+use std::time::Duration;
 
 /// The present process of one rank.
 #[derive(Clone, Debug, Default)]
@@ -31,8 +32,8 @@ pub struct RankState {
     pub signalled: bool,
     /// Why the launcher sent it SIGABRT while the others ran, if it did: a sentence.
     pub aborted: Option<String>,
-    /// Whether that was because of a hang in which no rank stood out, as the others.
-    pub aborted_together: bool,
+    /// Since when the ranks had been silent that were aborted because of a hang in which none stood out (`clock::now`), if it is one of them.
+    pub aborted_together: Option<Duration>,
     /// What it has used, including children that it waited for; `None` while it lives, or if it is not known.
     pub usage: Option<ResourceUsage>,
 }
@@ -51,9 +52,14 @@ impl RankState {
         (is_stopped && noted.fault.what != "KeyboardInterrupt").then_some(Exit::Code(1))
     }
 
-    /// The exit by which its error is looked for: after an exception, SIGABRT was the launcher's answer to a rank that did not exit.
+    /// The exit by which its error is looked for: after an exception or `sys.exit`, SIGABRT was the
+    /// launcher's answer to a rank that did not exit.
     pub fn own_exit(&self, exit: Exit) -> Exit {
-        let has_raised = matches!(self.uncaught, UncaughtException::Raised(_));
-        if self.aborted.is_some() && has_raised { Exit::Code(1) } else { exit }
+        let left_with = self.notes.exit_call.as_ref().map(|(status, _)| Exit::Code(*status));
+        match (&self.aborted, &self.uncaught, left_with) {
+            (None, ..) => exit,
+            (Some(_), UncaughtException::Raised(_), _) => Exit::Code(1),
+            (Some(_), _, left_with) => left_with.unwrap_or(exit),
+        }
     }
 }

@@ -98,8 +98,13 @@ pub enum Recipients {
 /// Why ranks are aborted while the others run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AbortReason {
-    /// The job hangs; the text says what the ranks wait for.
-    Hang(String),
+    /// The job hangs.
+    Hang {
+        /// What the ranks wait for.
+        why: String,
+        /// Since when no rank has written anything.
+        silent_since: Duration,
+    },
     /// The rank failed so long ago and does not exit.
     StuckExit(Duration),
     /// The ranks still run so long after the first one has exited successfully.

@@ -55,11 +55,11 @@ class ExceptionNote:
     def _stay_last_registered(self) -> None:
         register = atexit.register
 
-        # The functions registered last are called first. Some take long.
+        # The functions registered last are called first. Some take long. Those of ``threading`` are called before all.
         def register_before_note(func: "Any", /, *args: "Any", **kwargs: "Any") -> "Any":
             done = register(func, *args, **kwargs)
             # A child that was forked has this function too.
-            if os.getpid() == self._pid:
+            if "threading" not in self._registered_after and os.getpid() == self._pid:
                 # Once more, for `unregister` would call `__eq__` of each function of the program.
                 register(self._note)
             return done
@@ -68,20 +68,37 @@ class ExceptionNote:
         atexit.register = register_before_note
 
     def _watch_exit_calls(self) -> None:
-        leave, get_thread = sys.exit, _thread.get_ident  # gevent replaces the second one.
+        get_thread = _thread.get_ident  # gevent replaces it.
         main_thread = get_thread()
 
-        def exit(status: "Any" = None, /) -> "Any":
-            __tracebackhide__ = True  # For pytest and IPython.
-            try:
-                if get_thread() == main_thread:
-                    self._exit_call = _describe_exit(status)
-            except Exception:
-                self._exit_call = None  # A failure here must not become the program's.
-            leave(status)
+        def watched(leave: "Any") -> "Any":
+            def exit(*args: "Any", **kwargs: "Any") -> "Any":
+                __tracebackhide__ = True  # For pytest and IPython.
+                try:
+                    leave(*args, **kwargs)
+                except SystemExit as error:
+                    if get_thread() == main_thread:
+                        self._mark(error)
+                    raise
 
-        _take_identity(exit, leave)
-        sys.exit = exit
+            _take_identity(exit, leave)
+            return exit
+
+        sys.exit = watched(sys.exit)
+        # The class of the builtins ``exit`` and ``quit``, which ``site`` makes later.
+        quitter: Any = getattr(sys.modules.get("_sitebuiltins"), "Quitter", None)
+        if quitter is not None:
+            quitter.__call__ = watched(quitter.__call__)
+
+    def _mark(self, error: SystemExit) -> None:
+        try:
+            error._rlaunch = _ExitMark(self, _describe_exit(error.code, sys._getframe(2)))  # type: ignore[attr-defined]
+        except Exception:
+            return  # A failure here must not become the program's.
+
+    def leaves(self, call: "dict[str, Any] | None") -> None:
+        """Takes the call of ``sys.exit`` that ends the main program."""
+        self._exit_call = call
 
     def _watch_threads(self) -> None:
         # The program may replace ``threading.excepthook``, and libraries compare it.
@@ -152,17 +169,20 @@ class ExceptionNote:
             note = b"unknown\n"  # The launcher reads the traceback.
         try:
             self._write(note)
-            # Wakes the launcher, which waits for the end of this process from now on. The module `signal`
-            # would import `enum`.
-            os.kill(int(self._path.split("/")[2]), sys.modules["_signal"].SIGCHLD)
+            self._wake_launcher()
         except OSError:
             return  # The launcher has ended.
+
+    def _wake_launcher(self) -> None:
+        # It waits for the end of this process from now on. The module `signal` would import `enum`.
+        os.kill(int(self._path.split("/")[2]), sys.modules["_signal"].SIGCHLD)
 
     def _note_exit_call(self) -> None:
         call, self._exit_call = self._exit_call, None
         try:
             if call is not None and call["exit"] != 0:
                 self._write(_encode(call))
+                self._wake_launcher()
         except Exception:
             return  # The exit status remains.
 
@@ -175,6 +195,21 @@ class ExceptionNote:
             os.write(fd, self._writer + data)
         finally:
             os.close(fd)
+
+
+class _ExitMark:
+    """An attribute of a ``SystemExit``: if no Python code runs when it is freed, nothing has caught that exception."""
+
+    def __init__(self, note: ExceptionNote, call: "dict[str, Any] | None") -> None:
+        self._note = note
+        self._call = call
+
+    def __del__(self) -> None:
+        if sys._getframe().f_back is None:
+            self._note.leaves(self._call)
+
+    def __reduce__(self) -> "Any":
+        return object, ()  # Exceptions are pickled with their attributes.
 
 
 class ImportWatch:
@@ -256,9 +291,9 @@ def describe(value: BaseException) -> "dict[str, Any]":
     return note
 
 
-def _describe_exit(status: object) -> "dict[str, Any] | None":
-    """Returns the call of ``sys.exit`` as the launcher reads it: the innermost line of the user's code."""
-    frame = place = sys._getframe(1).f_back  # That of the caller of the wrapper.
+def _describe_exit(status: object, frame: "Any") -> "dict[str, Any] | None":
+    """Returns the call of ``sys.exit`` by a frame as the launcher reads it: the innermost line of the user's code."""
+    place = frame
     while place is not None and not _is_users(place.f_code.co_filename):
         place = place.f_back
     place = place or frame

@@ -29,24 +29,28 @@ pub fn explain(
     let (rank, process, end) = (&launch.plan.ranks[local], &launched.processes[local], &launched.report.ranks[local]);
     let of_stop = launched.blame_ground.filter(|_| end.signalled).map(|ground| of_stop(launch, ground));
     let error = blame.map(|blame| blame.fault.to_string()).unwrap_or_default();
-    let of_limit = || process.limits.explain(exit, process.usage.map(|usage| usage.cpu_seconds), &error);
+    let of_limit = || process.limits.explain(exit, &error);
     let of_limit = (!end.signalled).then(of_limit).flatten();
     let is_killed = !end.signalled && exit == Exit::Signal(libc::SIGKILL) && process.aborted.is_none();
-    let of_kill = (is_killed && of_limit.is_none()).then(|| OomCounters::now(Path::new("/")).explain(memory));
-    let of_core = (!end.signalled).then(|| process.limits.explain_missing_core(exit)).flatten();
+    let of_memory = is_killed.then(|| OomCounters::now(Path::new("/")).explain(memory)).flatten();
+    let of_sender = (is_killed && of_memory.is_none() && of_limit.is_none())
+        .then(|| "the kernel counted no out-of-memory kill, so a process sent it, perhaps the rank itself".to_owned());
+    let peak = process.usage.map(|usage| usage.peak_memory);
+    let of_core = (!end.signalled).then(|| process.limits.explain_missing_core(exit, peak)).flatten();
     let of_processes =
         is_refused_process(bytes).then(|| ProcessCounters::now(Path::new("/")).explain(processes)).flatten();
     let of_variable = blame.and_then(|blame| of_variable(rank, blame));
     let ended_at = end.started_at.zip(end.lived).map(|(started, lived)| started + lived);
     let threads = process.notes.thread.iter().filter(|thread| !blame.is_some_and(|blame| is_shown(blame, thread)));
     let of_thread = threads.map(|thread| of_thread(thread, ended_at)).next();
-    let by_itself = process.uncaught == UncaughtException::None && matches!(exit, Exit::Code(_)) && !end.signalled;
+    let own_exit = process.own_exit(exit);
+    let by_itself = process.uncaught == UncaughtException::None && matches!(own_exit, Exit::Code(_)) && !end.signalled;
     let of_logged = (by_itself && blame.is_none()).then(|| of_logged(&log())).flatten();
-    let of_exit = by_itself.then(|| of_exit(process, exit)).flatten();
+    let of_exit = by_itself.then(|| of_exit(process, own_exit)).flatten();
     let of_import = of_import(process);
-    let all =
-        [of_stop, of_limit, of_kill, of_core, of_processes, of_variable, of_thread, of_logged, of_exit, of_import];
-    let all: Vec<String> = all.into_iter().flatten().collect();
+    let of_system = [of_stop, of_limit, of_memory, of_sender, of_core, of_processes];
+    let of_program = [of_variable, of_thread, of_logged, of_exit, of_import];
+    let all: Vec<String> = of_system.into_iter().chain(of_program).flatten().collect();
     (!all.is_empty()).then(|| all.join("\n"))
 }
 

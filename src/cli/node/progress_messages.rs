@@ -70,7 +70,7 @@ fn line(
             let (runs, they, get) = if ranks.len() == 1 { ("runs", "it", "gets") } else { ("run", "they", "get") };
             let labels: Vec<_> = ranks.iter().map(|local| label(*local)).collect();
             match reason {
-                AbortReason::Hang(_) => format!("{} {get} SIGABRT (--on_hang abort)", named(&labels)),
+                AbortReason::Hang { .. } => format!("{} {get} SIGABRT (--on_hang abort)", named(&labels)),
                 AbortReason::StuckExit(_) => format!("{} {get} SIGABRT (--exit_timeout)", named(&labels)),
                 AbortReason::Straggler { first, limit } => format!(
                     "{} still {runs} {} s after {} exited successfully (--straggler_timeout); {they} {get} SIGABRT",

@@ -2,10 +2,11 @@
 
 use crate::model::Exit;
 use crate::probe::memory::size;
+use crate::sys::process::procfs::stat::ProcStat;
 use std::fs::read_to_string;
 
 /// Limits of one process; `None`: unlimited or unknown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankLimits {
     /// Seconds of CPU time at which it gets SIGXCPU (`ulimit -St`).
     pub soft_cpu: Option<u64>,
@@ -15,12 +16,15 @@ pub struct RankLimits {
     pub file_size: Option<u64>,
     /// Bytes of its core file (`ulimit -c`).
     pub core: Option<u64>,
+    /// Seconds of CPU time that it has used, without its children: what the kernel compares.
+    pub cpu_seconds: Option<f64>,
 }
 
 impl RankLimits {
     /// Those of a process that has not been reaped.
     pub fn of(pid: i32) -> Self {
-        read_to_string(format!("/proc/{pid}/limits")).map(|text| Self::parse(&text)).unwrap_or_default()
+        let limits = read_to_string(format!("/proc/{pid}/limits")).map(|text| Self::parse(&text)).unwrap_or_default();
+        Self { cpu_seconds: ProcStat::of(pid).map(|stat| stat.cpu_seconds()), ..limits }
     }
 
     fn parse(text: &str) -> Self {
@@ -33,19 +37,20 @@ impl RankLimits {
             hard_cpu: of("Max cpu time", 1),
             file_size: of("Max file size", 0),
             core: of("Max core file size", 0),
+            cpu_seconds: None,
         }
     }
 
-    /// The limit by which a process ended that has used `cpu_seconds`. `error`: what it printed of its error, if anything.
-    pub fn explain(&self, exit: Exit, cpu_seconds: Option<f64>, error: &str) -> Option<String> {
-        let used = cpu_seconds.map_or(String::new(), |used| format!("; it used {used:.1} s"));
+    /// The limit by which a process ended. `error`: what it printed of its error, if anything.
+    pub fn explain(&self, exit: Exit, error: &str) -> Option<String> {
+        let used = self.cpu_seconds.map_or(String::new(), |used| format!("; it used {used:.1} s"));
         match (exit, self.hard_cpu, self.soft_cpu) {
             (Exit::Signal(libc::SIGXCPU), _, Some(limit)) => {
                 Some(format!("the kernel ended it at its limit of CPU time (ulimit -t) of {limit} s{used}"))
             }
             // The kernel counts ticks of its timer, and so up to a few percent more than its precise account.
             (Exit::Signal(libc::SIGKILL), Some(limit), _)
-                if cpu_seconds.is_some_and(|used| used + 0.25 >= limit as f64) =>
+                if self.cpu_seconds.is_some_and(|used| used + 0.25 >= limit as f64) =>
             {
                 Some(format!("the kernel killed it at its hard limit of CPU time (ulimit -t) of {limit} s{used}"))
             }
@@ -62,11 +67,13 @@ impl RankLimits {
         format!("{what}: a file reached the limit of its size (ulimit -f){limit}")
     }
 
-    /// Why a process that a signal ended has left no core file, if a limit is the reason and it is not the usual 0.
-    pub fn explain_missing_core(&self, exit: Exit) -> Option<String> {
+    /// Why a process that a signal ended has left no whole core file, if a limit is the reason and it is not the usual 0.
+    /// `memory`: the bytes that it used at most, which its core file has about.
+    pub fn explain_missing_core(&self, exit: Exit, memory: Option<u64>) -> Option<String> {
         let dumps =
             matches!(exit, Exit::Signal(libc::SIGSEGV | libc::SIGABRT | libc::SIGBUS | libc::SIGFPE | libc::SIGILL));
-        let limit = self.core.filter(|limit| dumps && *limit > 0)?;
+        let is_short = |limit: &u64| *limit > 0 && memory.is_none_or(|memory| *limit < memory);
+        let limit = self.core.filter(|limit| dumps && is_short(limit))?;
         Some(format!("its core file is at most {} (ulimit -c), and may be cut or missing", size(limit)))
     }
 }
@@ -83,9 +90,10 @@ mod tests {
     #[test]
     fn the_limit_that_ended_a_process_is_named() {
         let limits = RankLimits::parse(TEXT);
-        let known = RankLimits { soft_cpu: Some(2), hard_cpu: Some(5), file_size: Some(4096), core: None };
+        let known = RankLimits { soft_cpu: Some(2), hard_cpu: Some(5), file_size: Some(4096), ..RankLimits::default() };
         assert_eq!(limits, known);
-        let named = |exit, used, error: &str| limits.explain(exit, Some(used), error).is_some();
+        let after = |used| RankLimits { cpu_seconds: Some(used), ..limits };
+        let named = |exit, used, error: &str| after(used).explain(exit, error).is_some();
         for (exit, used, error, wanted) in [
             (Exit::Signal(libc::SIGXCPU), 2.0, "", true),
             (Exit::Signal(libc::SIGKILL), 5.0, "", true),
@@ -97,7 +105,13 @@ mod tests {
         ] {
             assert_eq!(named(exit, used, error), wanted, "{exit} {used} {error}");
         }
-        assert_eq!(RankLimits::default().explain(Exit::Code(1), None, "[Errno 27]"), None);
+        assert_eq!(RankLimits::default().explain(Exit::Code(1), "[Errno 27]"), None);
         assert_eq!(RankLimits::parse("\u{fffd}"), RankLimits::default());
+        let limits = RankLimits { core: Some(1 << 20), ..RankLimits::default() };
+        let cut = |exit, memory| limits.explain_missing_core(exit, memory).is_some();
+        let crash = Exit::Signal(libc::SIGSEGV);
+        assert!(
+            cut(crash, Some(2 << 20)) && cut(crash, None) && !cut(crash, Some(1 << 19)) && !cut(Exit::Code(1), None)
+        );
     }
 }

@@ -53,6 +53,14 @@ pub struct ThreadError {
     pub at: Duration,
 }
 
+impl ThreadError {
+    /// Returns true if the thread may be why the rank has been silent since this time: those that wait for it use up first what it had made ready.
+    pub fn ended_shortly_before(&self, silent_since: Duration) -> bool {
+        const USED_UP_WITHIN: Duration = Duration::from_secs(60);
+        self.at.saturating_add(USED_UP_WITHIN) >= silent_since
+    }
+}
+
 /// The first line, which a rank writes when its Python starts.
 const STARTED: &str = "started";
 
@@ -218,6 +226,18 @@ mod tests {
             assert_eq!(parse(note.as_bytes(), rank), (wanted, RankNotes::default()), "{note:?}");
         }
         assert_eq!(parse(b"\xff\n", rank).0, UncaughtException::Unknown);
+    }
+
+    #[test]
+    fn a_thread_that_ended_long_before_a_silence_is_no_reason_for_it() {
+        let ended = |seconds| ThreadError {
+            name: "loader".into(),
+            fault: RankFault::default(),
+            at: Duration::from_secs(seconds),
+        };
+        let reasons =
+            [100, 3_539, 3_540, 3_600, 4_000].map(|at| ended(at).ended_shortly_before(Duration::from_secs(3_600)));
+        assert_eq!(reasons, [false, false, true, true, true]);
     }
 
     #[test]

@@ -9,5 +9,6 @@ pub use dump::{ProcessStack, RankStacks, StackDump, StackFrame, ThreadStack};
 pub use odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
 pub use packed::PackedDump;
 pub use render::{
-    HangFacts, RankLine, conclude, describe_places, render_answered, render_hang, render_stacks, render_stuck_exit,
+    ExitState, HangFacts, RankLine, conclude, describe_places, render_answered, render_hang, render_stacks,
+    render_stuck_exit,
 };

@@ -5,7 +5,6 @@ use super::odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
 use crate::model::ProcessLabel;
 use crate::model::plain_text::escape;
 use crate::plan::{SeenOutput, Stream};
-use crate::report::cause::fault::RankFault;
 use crate::report::wording::{lasted, named};
 use std::time::Duration;
 
@@ -28,6 +27,27 @@ pub struct RankLine {
     pub has_ended: bool,
     /// Its node, where ranks of several nodes are shown.
     pub place: Option<String>,
+}
+
+/// What a rank does whose program has failed and that does not exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitState {
+    /// No Python stack moves, and it uses no CPU.
+    Waits,
+    /// No Python stack moves, and it uses a CPU.
+    Spins {
+        /// It is left alone for now.
+        is_spared: bool,
+    },
+    /// Its Python runs.
+    Works,
+}
+
+impl ExitState {
+    /// Returns true if the rank is left alone, at least for now.
+    pub fn is_spared(self) -> bool {
+        matches!(self, Self::Works | Self::Spins { is_spared: true })
+    }
 }
 
 /// A job that stands still.
@@ -66,19 +86,22 @@ pub fn render_hang(dump: &StackDump, ranks: &[RankLine], facts: HangFacts) -> St
     format!("{}\n{}", head.replace(":  ", ": "), render(dump, ranks, None, Some(watched)))
 }
 
-/// The report of a rank that an exception has ended and that does not exit. `late`: how long ago that was.
-/// `is_busy`: it uses a CPU; `is_spared`: it is left alone for now.
+/// The report of a rank whose program has failed and that does not exit. `what`: by what it failed; `late`: how long ago that was.
 pub fn render_stuck_exit(
     label: ProcessLabel,
-    fault: &RankFault,
+    what: &str,
     late: Duration,
     dump: &StackDump,
-    (is_busy, is_spared): (bool, bool),
+    state: ExitState,
 ) -> String {
-    let what = escape(&fault.in_a_line());
-    let busy = if is_busy { "; it uses a CPU" } else { "" };
-    let end = if is_spared { "" } else { "; it gets SIGABRT" };
-    let head = format!("{label} failed {} ago ({what}) and does not exit{busy}{end}", lasted(late));
+    let what = escape(what);
+    let state = match state {
+        ExitState::Waits => "; it gets SIGABRT",
+        ExitState::Spins { is_spared: false } => "; it uses a CPU; it gets SIGABRT",
+        ExitState::Spins { is_spared: true } => "; it uses a CPU",
+        ExitState::Works => "; its Python runs, so it is left alone",
+    };
+    let head = format!("{label} failed {} ago ({what}) and does not exit{state}", lasted(late));
     let stacks = dump.ranks.iter().flat_map(|rank| {
         let main = rank.main_process().map(ProcessStack::main_frames).unwrap_or_default();
         frames(main).into_iter().chain(others(rank))

@@ -1,7 +1,7 @@
 //! The memory of a rank's processes: each page counts once, divided among the processes that share it (PSS, proc_pid_smaps(5)).
 //!
-//! The kernel walks all pages of a process for it: 10 ms a GB or so. A process is therefore asked again only after a multiple of the time
-//! that the last answer took; meanwhile its resident memory says what has changed.
+//! The kernel walks all pages of a process for it: 20 ms a GiB or so. A process is therefore asked again only after a multiple of the time
+//! that the last answer took; meanwhile its resident memory says what has changed. A look at a job has a limit for all its processes too.
 
 use crate::sys::clock;
 use crate::sys::process::procfs;
@@ -11,12 +11,14 @@ use std::time::Duration;
 
 /// Of the time that passes, the share in which processes may be asked.
 const SHARE: u32 = 50;
+/// How long a look asks. The next look asks those that are left.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// The memory of processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryUse {
     pub bytes: u64,
-    /// The kernel does not say of a process what it shares: of that one, shared pages count in full.
+    /// Of a process it is not known what it shares, as the kernel refuses it or there was no time to ask: of that one, shared pages count in full.
     pub is_resident: bool,
 }
 
@@ -32,25 +34,42 @@ struct Reading {
 /// By process id and start time.
 static READINGS: Mutex<BTreeMap<(i32, u64), Reading>> = Mutex::new(BTreeMap::new());
 
-/// The memory of these processes. `started`: the start time of each, by which a number is known to be the same process's.
-pub(super) fn of_processes(tree: &BTreeSet<i32>, started: impl Fn(i32) -> Option<u64>) -> MemoryUse {
-    let mut sum = MemoryUse::default();
-    for pid in tree {
-        let (Some(started), Some(resident)) = (started(*pid), resident(*pid)) else { continue };
-        let reading = read((*pid, started), resident);
-        match reading.proportional {
-            Some(bytes) => sum.bytes += bytes.saturating_add(resident).saturating_sub(reading.resident).min(resident),
-            None => sum = MemoryUse { bytes: sum.bytes + resident, is_resident: true },
-        }
-    }
-    sum
+/// A look at the memory of a job.
+pub(super) struct MemoryLook {
+    until: Duration,
 }
 
-fn read(process: (i32, u64), resident: u64) -> Reading {
+impl MemoryLook {
+    /// Begins one.
+    pub fn begin() -> Self {
+        Self { until: clock::now() + LONGEST }
+    }
+
+    /// The memory of these processes. `started`: the start time of each, by which a number is known to be the same process's.
+    pub fn of_processes(&self, tree: &BTreeSet<i32>, started: impl Fn(i32) -> Option<u64>) -> MemoryUse {
+        let mut sum = MemoryUse::default();
+        for pid in tree {
+            let (Some(started), Some(resident)) = (started(*pid), resident(*pid)) else { continue };
+            let reading = read((*pid, started), resident, self.until);
+            let shared = reading.and_then(|reading| Some((reading.proportional?, reading.resident)));
+            match shared {
+                Some((bytes, before)) => {
+                    sum.bytes += bytes.saturating_add(resident).saturating_sub(before).min(resident)
+                }
+                None => sum = MemoryUse { bytes: sum.bytes + resident, is_resident: true },
+            }
+        }
+        sum
+    }
+}
+
+/// Reads a process, or has the last reading. `None`: there is none, and no time is left.
+fn read(process: (i32, u64), resident: u64, until: Duration) -> Option<Reading> {
     let began = clock::now();
     let known = || READINGS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(reading) = known().get(&process).filter(|reading| began < reading.next) {
-        return *reading;
+    let last = known().get(&process).copied();
+    if began >= until || last.is_some_and(|reading| began < reading.next) {
+        return last;
     }
     let proportional = proportional(process.0);
     let now = clock::now();
@@ -59,7 +78,7 @@ fn read(process: (i32, u64), resident: u64) -> Reading {
     // Those of processes that are gone.
     all.retain(|_, reading| reading.next + Duration::from_secs(60) > now);
     all.insert(process, reading);
-    reading
+    Some(reading)
 }
 
 /// The proportional set size.
@@ -79,12 +98,37 @@ fn resident(pid: i32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
+
+    /// `cat`, which waits for more once it has answered.
+    fn with_idle_process(use_it: impl FnOnce(i32)) {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.as_mut().unwrap().write_all(b"a").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        use_it(child.id() as i32);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
 
     #[test]
     fn a_process_has_its_share_and_no_more_than_is_resident() {
-        let own = std::process::id() as i32;
-        let used = of_processes(&BTreeSet::from([own]), |_| Some(1));
-        assert!(!used.is_resident && used.bytes > 0 && used.bytes <= resident(own).unwrap(), "{used:?}");
-        assert_eq!(of_processes(&BTreeSet::from([own]), |_| None), MemoryUse::default());
+        with_idle_process(|pid| {
+            let used = MemoryLook::begin().of_processes(&BTreeSet::from([pid]), |_| Some(1));
+            assert!(!used.is_resident && used.bytes > 0 && used.bytes <= resident(pid).unwrap(), "{used:?}");
+            assert_eq!(MemoryLook::begin().of_processes(&BTreeSet::from([pid]), |_| None), MemoryUse::default());
+        });
+    }
+
+    #[test]
+    fn a_look_that_has_no_time_left_has_what_is_known() {
+        with_idle_process(|pid| {
+            let of = |look: &MemoryLook| look.of_processes(&BTreeSet::from([pid]), |_| Some(2));
+            let late = MemoryLook { until: Duration::ZERO };
+            assert_eq!(of(&late), MemoryUse { bytes: resident(pid).unwrap(), is_resident: true });
+            let known = of(&MemoryLook::begin());
+            assert!(!known.is_resident);
+            assert_eq!(of(&late), known);
+        });
     }
 }

@@ -1,6 +1,6 @@
 //! What /proc, the logs and the GPU driver say about ranks: CPU, memory, processes, last output, GPU use.
 
-use super::memory;
+use super::memory::MemoryLook;
 use crate::net::thread;
 use crate::probe::nvml::{GpuMonitor, GpuProcessUse};
 use crate::report::job_status::{JobStatus, RankStatus};
@@ -121,10 +121,11 @@ impl RankFacts {
     /// The facts at the second moment; CPU use is measured since the first.
     pub fn between(status: &JobStatus, moments: (&Moment, &Moment), gpu_use: &[GpuProcessUse]) -> Vec<Self> {
         let silences = silences(&status.ranks);
+        let memory = MemoryLook::begin();
         let fact = |(number, rank): (usize, &RankStatus)| Self {
             silent_seconds: silences.get(number).copied().flatten().filter(|_| rank.all_output_logged),
             log_silent_seconds: silences.get(number).copied().flatten().filter(|_| !rank.all_output_logged),
-            ..Self::of_rank(rank, status.suspended, moments, gpu_use)
+            ..Self::of_rank(rank, status.suspended, moments, &memory, gpu_use)
         };
         let mut facts: Vec<Self> = status.ranks.iter().enumerate().map(fact).collect();
         let Some(since) = status.hanging_since else { return facts };
@@ -150,6 +151,7 @@ impl RankFacts {
         rank: &RankStatus,
         is_suspended: bool,
         (before, after): (&Moment, &Moment),
+        memory: &MemoryLook,
         gpu_use: &[GpuProcessUse],
     ) -> Self {
         let tree = after.tree(rank);
@@ -170,7 +172,7 @@ impl RankFacts {
         let used = now - before.cpu_seconds(&before.tree(rank));
         let took = (after.at.saturating_sub(before.at)).as_secs_f64().max(1e-3);
         let (gpu_percent, gpu_memory_bytes) = sum_gpu_use(gpu_use, &tree);
-        let memory = memory::of_processes(&tree, |pid| after.processes.get(pid).map(|stat| stat.started));
+        let memory = memory.of_processes(&tree, |pid| after.processes.get(pid).map(|stat| stat.started));
         Self {
             state,
             cpu_percent: Some((used.max(0.0) / took * 100.0).round()),

@@ -3,6 +3,7 @@
 use super::EventLoop;
 use crate::spec::hang::OnHang;
 use crate::supervise::{AbortReason, ChildId, SupervisorEvent};
+use crate::sys::clock;
 use std::io;
 
 impl EventLoop<'_> {
@@ -25,7 +26,8 @@ impl EventLoop<'_> {
         };
         let is_spared = self.launch.hang.on_hang == OnHang::Abort && aborted.is_empty();
         let why = self.ranks.report_hang(&found, is_spared);
-        self.abort(aborted, AbortReason::Hang(why))
+        let silent_since = clock::now().saturating_sub(found.silence);
+        self.abort(aborted, AbortReason::Hang { why, silent_since })
     }
 
     /// Ends a rank that has failed and does not exit.
@@ -35,7 +37,7 @@ impl EventLoop<'_> {
         // One that is aborted already, for another reason, gets no second SIGABRT.
         let Some(stuck) = found.filter(|stuck| !ranks.is_aborted(stuck.local_rank)) else { return Ok(()) };
         let late = self.ranks.report_stuck_exit(&stuck);
-        if stuck.is_spared {
+        if stuck.state.is_spared() {
             return Ok(());
         }
         self.abort(vec![stuck.local_rank], AbortReason::StuckExit(late))
@@ -47,11 +49,11 @@ impl EventLoop<'_> {
         self.send(SupervisorEvent::Abort { ranks, reason })
     }
 
-    /// A child has ended, or a rank says that an exception has ended its program (`rlaunch_rank.py`).
+    /// A child has ended, or a rank says that its program has failed (`rlaunch_rank.py`).
     pub(super) fn note_failed_ranks(&mut self) {
         let living = if self.engine.running_attempt().is_some() { self.engine.living() } else { Vec::new() };
         for local_rank in living {
-            if !self.exits.knows(local_rank) && self.ranks.has_raised(local_rank) {
+            if !self.exits.knows(local_rank) && self.ranks.has_failed(local_rank) {
                 self.exits.has_failed(local_rank);
             }
         }

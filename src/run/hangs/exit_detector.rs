@@ -1,13 +1,13 @@
-//! Finds ranks that an exception has ended, as their Python says (`uncaught_file.rs`), and that do not exit: they wait for a thread, or
+//! Finds ranks whose program has failed, as their Python says (`uncaught_file.rs`), and that do not exit: they wait for a thread, or
 //! in the framework's clean-up, and the other ranks wait for them.
 
-use crate::report::stacks::StackDump;
+use crate::report::stacks::{ExitState, StackDump};
 use crate::run::hangs::hang_detector::WATCHED;
 use crate::run::stacks::collector::StacksUnavailable;
 use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::sys::clock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tracing::warn;
 
@@ -21,14 +21,12 @@ const BUSY_TIMEOUTS: u32 = 10;
 pub struct StuckExit {
     /// Its number on this node.
     pub local_rank: usize,
-    /// Since when its exception is known (`clock::now`).
+    /// Since when its failure is known (`clock::now`).
     pub failed_at: Duration,
-    /// Its stacks.
+    /// Its stacks, if they are still.
     pub dump: StackDump,
-    /// It uses a CPU.
-    pub is_busy: bool,
-    /// It is left alone for now.
-    pub is_spared: bool,
+    /// What it does.
+    pub state: ExitState,
 }
 
 /// Watches the ranks of the present attempt.
@@ -39,6 +37,8 @@ pub struct ExitDetector<'a> {
     failed: BTreeMap<usize, (Duration, Duration)>,
     /// Those that use a CPU, which has been reported: since when their Python has not moved, and their stacks.
     busy: BTreeMap<usize, (Duration, StackDump)>,
+    /// Those whose Python runs, which has been reported.
+    working: BTreeSet<usize>,
     /// The rank that is looked at.
     looked_at: usize,
     /// The attempt that is watched.
@@ -46,9 +46,10 @@ pub struct ExitDetector<'a> {
 }
 
 impl<'a> ExitDetector<'a> {
-    /// `timeout`: how long a rank may take to exit after its exception; `None`: any time.
+    /// `timeout`: how long a rank may take to exit after its failure; `None`: any time.
     pub fn new(timeout: Option<Duration>, reader: PolledReader<'a>) -> Self {
-        Self { timeout, reader, failed: BTreeMap::new(), busy: BTreeMap::new(), looked_at: 0, attempt: None }
+        let (failed, busy, working) = Default::default();
+        Self { timeout, reader, failed, busy, working, looked_at: 0, attempt: None }
     }
 
     /// Whether the end of this rank is waited for already, or never.
@@ -56,7 +57,7 @@ impl<'a> ExitDetector<'a> {
         self.timeout.is_none() || self.failed.contains_key(&local_rank)
     }
 
-    /// An exception has ended the main program of this rank, whose process lives.
+    /// The main program of this rank has failed, whose process lives.
     pub fn has_failed(&mut self, local_rank: usize) {
         let now = clock::now();
         if let Some(timeout) = self.timeout {
@@ -75,6 +76,7 @@ impl<'a> ExitDetector<'a> {
             self.attempt = attempt;
             self.failed.clear();
             self.busy.clear();
+            self.working.clear();
             self.reader.give_up();
         }
         let (now, timeout) = (clock::now(), self.timeout.unwrap_or(Duration::MAX));
@@ -131,12 +133,15 @@ impl<'a> ExitDetector<'a> {
                     // It is aborted, and looked at no more.
                     *look_at = Duration::MAX;
                 }
-                Some(StuckExit { local_rank, failed_at: *failed_at, dump, is_busy, is_spared })
+                let state = if is_busy { ExitState::Spins { is_spared } } else { ExitState::Waits };
+                Some(StuckExit { local_rank, failed_at: *failed_at, dump, state })
             }
-            // Its Python moves: it works.
+            // Its Python moves.
             Ok(_) => {
                 self.busy.entry(local_rank).and_modify(|(since, _)| *since = clock::now());
-                None
+                let (is_new, failed_at) = (self.working.insert(local_rank), *failed_at);
+                let (dump, state) = (StackDump::default(), ExitState::Works);
+                is_new.then_some(StuckExit { local_rank, failed_at, dump, state })
             }
             Err(error) => {
                 warn!("{UNKNOWN}: {error}");

@@ -4,8 +4,7 @@ use super::RankProcesses;
 use crate::model::plain_text::escape;
 use crate::model::{Exit, ProcessLabel};
 use crate::plan::SeenOutput;
-use crate::report::RankFault;
-use crate::report::cause::uncaught::UncaughtException;
+use crate::report::cause::uncaught::{ThreadError, UncaughtException};
 use crate::report::stacks::{HangFacts, RankLine, conclude, find_odd_ranks, group, render_hang, render_stuck_exit};
 use crate::report::wording::lasted;
 use crate::run::hangs::exit_detector::StuckExit;
@@ -44,20 +43,25 @@ impl RankProcesses<'_> {
         Some(RankTarget { all_seen, heartbeat, ..RankTarget::new(local_rank, (pid, started), logs) })
     }
 
-    /// Whether an exception has ended the program of this rank.
-    pub fn has_raised(&self, local_rank: usize) -> bool {
-        matches!(self.read_uncaught(local_rank), UncaughtException::Raised(_))
+    /// Returns true if an exception has ended the program of this rank, or it has left with an exit status other than 0.
+    pub fn has_failed(&self, local_rank: usize) -> bool {
+        self.describe_own_end(local_rank).is_some()
+    }
+
+    /// By what the program of a rank has failed that may still run.
+    fn describe_own_end(&self, local_rank: usize) -> Option<String> {
+        match self.read_notes(local_rank) {
+            (UncaughtException::Raised(noted), _) => Some(noted.fault.in_a_line()),
+            (_, notes) => notes.exit_call.map(|(status, place)| format!("sys.exit({status}) at {place}")),
+        }
     }
 
     /// Reports a rank that has failed and does not exit, and is aborted because of it. Returns how long ago it failed.
     pub fn report_stuck_exit(&mut self, stuck: &StuckExit) -> Duration {
         let label = self.launch.plan.ranks[stuck.local_rank].label();
-        let fault = match self.read_uncaught(stuck.local_rank) {
-            UncaughtException::Raised(noted) => noted.fault,
-            UncaughtException::Unknown | UncaughtException::None => RankFault::default(),
-        };
+        let what = self.describe_own_end(stuck.local_rank).unwrap_or_default();
         let late = clock::now().saturating_sub(stuck.failed_at);
-        let text = render_stuck_exit(label, &fault, late, &stuck.dump, (stuck.is_busy, stuck.is_spared));
+        let text = render_stuck_exit(label, &what, late, &stuck.dump, stuck.state);
         self.journal.write_later(JournalEvent::StuckExit {
             role: label.role,
             rank: label.number,
@@ -72,7 +76,7 @@ impl RankProcesses<'_> {
     /// Notes that these ranks are aborted, and why.
     pub(super) fn note_aborted(&mut self, ranks: &[usize], reason: &AbortReason) {
         let (option, why) = match reason {
-            AbortReason::Hang(why) => ("--on_hang abort", why.clone()),
+            AbortReason::Hang { why, .. } => ("--on_hang abort", why.clone()),
             AbortReason::StuckExit(late) => {
                 ("--exit_timeout", format!("it had failed {} before and did not exit", lasted(*late)))
             }
@@ -81,9 +85,12 @@ impl RankProcesses<'_> {
                 ("--straggler_timeout", format!("it still ran {limit} s after {first} had exited successfully"))
             }
         };
-        let is_together = matches!(reason, AbortReason::Hang(_)) && ranks.len() > 1;
+        let together = match reason {
+            AbortReason::Hang { silent_since, .. } if ranks.len() > 1 => Some(*silent_since),
+            _ => None,
+        };
         for local_rank in ranks {
-            self.processes[*local_rank].aborted_together = is_together;
+            self.processes[*local_rank].aborted_together = together;
             self.processes[*local_rank].aborted = Some(format!("rlaunch sent it SIGABRT ({option}): {why}"));
         }
     }
@@ -120,7 +127,9 @@ impl RankProcesses<'_> {
         if is_spared {
             text += "\nno rank is aborted: the odd one uses a CPU, or ranks of other nodes may be at work";
         }
-        if let Some(thread) = self.describe_first_thread_error() {
+        let thread = self.first_thread_error();
+        let described = thread.as_ref().map(|(local, thread)| self.describe_thread_error(*local, thread));
+        if let Some(thread) = &described {
             text += &format!("\n{thread}");
         }
         let mut next = "`rlaunch stacks` shows the stacks again, `rlaunch stop` ends the job".to_owned();
@@ -137,20 +146,28 @@ impl RankProcesses<'_> {
             report: &text,
         });
         self.listener.hang_found(&format!("{text}\n{next}"));
+        let silent_since = clock::now().saturating_sub(found.silence);
+        let decides = thread.is_some_and(|(local, thread)| {
+            thread.ended_shortly_before(silent_since) && (odd.ranks().is_empty() || odd.ranks().contains(&local))
+        });
         let silent = || format!("no rank had written anything for {}, and none stands out", lasted(found.silence));
-        if let Some(thread) = self.describe_first_thread_error() {
-            return thread;
+        let conclusion = conclude(&found.dump, &ranks);
+        match (described.filter(|_| decides), conclusion) {
+            (Some(thread), Some(conclusion)) => format!("{thread}; {conclusion}"),
+            (thread, conclusion) => thread.or(conclusion).unwrap_or_else(silent),
         }
-        conclude(&found.dump, &ranks).unwrap_or_else(silent)
     }
 
-    /// The first thread that an exception has ended in any rank, which is why the others may wait.
-    fn describe_first_thread_error(&self) -> Option<String> {
+    /// The first thread that an exception has ended in any rank, which may be why the others wait.
+    fn first_thread_error(&self) -> Option<(usize, ThreadError)> {
         let living = (0..self.processes.len()).filter(|local| self.processes[*local].exit.is_none());
-        let errors = living.filter_map(|local| Some((self.read_notes(local).1.thread?, local)));
-        let (thread, local) = errors.min_by_key(|(thread, _)| thread.at)?;
+        let errors = living.filter_map(|local| Some((local, self.read_notes(local).1.thread?)));
+        errors.min_by_key(|(_, thread)| thread.at)
+    }
+
+    fn describe_thread_error(&self, local: usize, thread: &ThreadError) -> String {
         let (label, ago) = (self.launch.plan.ranks[local].label(), lasted(clock::now().saturating_sub(thread.at)));
         let (name, error) = (escape(&thread.name), escape(&thread.fault.in_a_line()));
-        Some(format!("{label}'s thread {name} ended {ago} before by {error}"))
+        format!("{label}'s thread {name} ended {ago} before by {error}")
     }
 }

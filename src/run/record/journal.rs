@@ -190,7 +190,7 @@ impl Journal {
                 JournalEvent::Forced { living: numbers(living), living_roles: roles(living) }
             }
             // The reports of these are events.
-            ProgressNote::Aborting { reason: AbortReason::Hang(_) | AbortReason::StuckExit(_), .. } => return,
+            ProgressNote::Aborting { reason: AbortReason::Hang { .. } | AbortReason::StuckExit(_), .. } => return,
             ProgressNote::Aborting { ranks, reason: AbortReason::Straggler { first, limit } } => {
                 JournalEvent::Stragglers {
                     living: numbers(ranks),

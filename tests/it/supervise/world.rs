@@ -134,7 +134,7 @@ pub struct World<'a> {
 }
 
 const SIGNAL: i32 = libc::SIGINT;
-const HANG: AbortReason = AbortReason::Hang(String::new());
+const HANG: AbortReason = AbortReason::Hang { why: String::new(), silent_since: Duration::ZERO };
 
 impl<'a> World<'a> {
     fn new(job: &'a Job) -> Self {

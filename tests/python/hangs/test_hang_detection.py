@@ -169,6 +169,25 @@ def test_a_thread_that_ended_by_an_exception_is_why_all_hang(place: Place) -> No
     assert re.search(thread, str(event["report"]), re.MULTILINE), event
 
 
+def test_a_thread_of_another_rank_does_not_hide_the_odd_one(place: Place) -> None:
+    place.script("""
+        import threading
+        def load():
+            raise RuntimeError("cannot read shard 3")
+        def wait_for_ever():
+            sleep()
+        if rank == 0:
+            loader = threading.Thread(target=load, name="loader")
+            loader.start()
+            loader.join()
+        wait_for_ever() if rank == 1 else sleep()
+    """)
+    place.run("--nproc_per_node=3", "--hang_timeout=1", "--on_hang=abort", "train.py")
+    assert place.result()["culprit"] == 1
+    (event,) = hangs(place)
+    assert (event["odd"], "rank 0's thread loader ended" in str(event["report"])) == ([1], True), event
+
+
 def test_a_stopped_rank_is_aborted(place: Place) -> None:
     place.script("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else sleep()\n")
     ended = place.run("--nproc_per_node=2", "--hang_timeout=0.5", "--on_hang=abort", "train.py")

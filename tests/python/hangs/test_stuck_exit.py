@@ -86,6 +86,9 @@ def test_a_rank_that_still_works_is_left_alone(place: Place) -> None:
         ended = place.wait(launcher)
     assert ended.status == 1, ended.stderr
     assert place.result()["ranks"][1]["exit"] == {"code": 1}
+    # It may have been seen at one place for a moment, too.
+    reports = [one["report"] for one in place.events() if one["event"] == "stuck_exit"]
+    assert sum("left alone" in one for one in reports) == 1 and not any("SIGABRT" in one for one in reports), reports
 
 
 def test_a_second_attempt_is_watched_too(place: Place) -> None:
@@ -175,6 +178,51 @@ def test_an_exit_hook_that_never_returns(hook: str, more: list[str], place: Plac
     reports = [one["report"] for one in place.events() if one["event"] == "stuck_exit"]
     assert ["it uses a CPU" in one for one in reports] == ([True, True] if hook == "spin" else [False])
     assert "SIGABRT" in reports[-1], reports
+
+
+LEAVES = {
+    "sys.exit": "sys.exit(3)",
+    "exit": "exit(3)",
+    "under a block": "with open(__file__):\n        sys.exit(3)",
+    "text": "sys.exit('no data')",
+}
+
+
+@pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
+@pytest.mark.parametrize("leaves", LEAVES)
+def test_a_rank_that_leaves_with_a_status_and_does_not_exit(leaves: str, more: list[str], place: Place) -> None:
+    script = HOOK.replace('raise ValueError("bad sample 17")', LEAVES[leaves])
+    (place.folder / "train.py").write_text(script)
+    ended = place.run("--nproc_per_node=2", "--exit_timeout=0.5", *more, "train.py")
+    result = place.result()
+    assert (result["culprit"], result["ranks"][1]["exit"]["signal"]["name"]) == (1, "SIGABRT"), result
+    (event,) = [one for one in place.events() if one["event"] == "stuck_exit"]
+    status = 1 if leaves == "text" else 3
+    assert f"(sys.exit({status}) at " in event["report"], event
+    line = 1 + next(number for number, line in enumerate(script.splitlines()) if "exit(3)" in line or "no data" in line)
+    assert re.search(rf"sys.exit\({status}\) at \S*train.py:{line}", re.sub(r"\s+", " ", ended.stderr)), ended.stderr
+
+
+def test_an_exit_that_was_caught_is_no_failure(place: Place) -> None:
+    place.script("""
+        import atexit
+        def leave(status):
+            sys.exit(status)
+        try:
+            leave(2)
+        except SystemExit as error:
+            kept = error
+        atexit.register(await_file, "go")
+        atexit.register(tell, "exiting", os.getpid())
+    """)
+    with place.start("--nproc_per_node=1", "--exit_timeout=0.3", "train.py") as launcher:
+        until(lambda: "exiting.0" in place.names(), "rank 0")
+        # A look takes at least the timeout.
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(timeout=2)
+        (place.folder / "go").touch()
+        assert place.wait(launcher).status == 0
+    assert not [one for one in place.events() if one["event"] == "stuck_exit"]
 
 
 @pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
