@@ -55,7 +55,7 @@ class ExceptionNote:
     def _stay_last_registered(self) -> None:
         register = atexit.register
 
-        # The functions registered last are called first. Some take long. Those of ``threading`` are called before all.
+        # The functions registered last are called first. Some take long. ``threading`` calls its own before.
         def register_before_note(func: "Any", /, *args: "Any", **kwargs: "Any") -> "Any":
             done = register(func, *args, **kwargs)
             # A child that was forked has this function too.
@@ -198,7 +198,7 @@ class ExceptionNote:
 
 
 class _ExitMark:
-    """An attribute of a ``SystemExit``: if no Python code runs when it is freed, nothing has caught that exception."""
+    """An attribute of a ``SystemExit``, which nothing has caught if no Python code runs when it is freed."""
 
     def __init__(self, note: ExceptionNote, call: "dict[str, Any] | None") -> None:
         self._note = note
@@ -292,7 +292,10 @@ def describe(value: BaseException) -> "dict[str, Any]":
 
 
 def _describe_exit(status: object, frame: "Any") -> "dict[str, Any] | None":
-    """Returns the call of ``sys.exit`` by a frame as the launcher reads it: the innermost line of the user's code."""
+    """Returns the call of ``sys.exit`` as the launcher reads it: the innermost line of the user's code.
+
+    ``frame``: that of the caller.
+    """
     place = frame
     while place is not None and not _is_users(place.f_code.co_filename):
         place = place.f_back
