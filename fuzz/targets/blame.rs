@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use rlaunch::model::Exit;
 use rlaunch::report::cause::uncaught::{self, ProcessIdentity, UncaughtException};
-use rlaunch::report::cause::{error_file, first_failure};
+use rlaunch::report::cause::{error_file, verdict};
 use rlaunch::report::console::tail::TailLimits;
 use rlaunch::report::{blame, lost_peer, tail};
 use rlaunch_fuzz::repeated;
@@ -17,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
             if let Some(blame) = blame(stderr, exit, &uncaught) {
                 assert!(blame.in_a_line().len() <= 4096 + 8 * data.len());
             }
-            let _ = first_failure::read_account(stderr, exit, false, &uncaught);
+            let _ = verdict::read_account(stderr, exit, false, &uncaught);
         }
     }
     let _ = lost_peer(stderr);

@@ -163,7 +163,7 @@ impl Joiner {
             let Some(report) = engine.report() else { return Ok(None) };
             let bad = |rank: usize| report.ranks[rank].exit.filter(|exit| !exit.is_success());
             let failed = match report.outcome {
-                NodeOutcome::Failed { culprit, exit } => Some((culprit, exit)),
+                NodeOutcome::Failed(failed) => Some((failed.local_rank, failed.exit)),
                 // An interrupted wait stopped them.
                 _ => (0..report.ranks.len()).find_map(|rank| Some((rank, bad(rank)?))),
             };

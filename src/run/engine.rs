@@ -243,9 +243,6 @@ impl Engine {
             let more = self.poll.wait(Some(Duration::ZERO))?;
             ended.extend(self.reap(&more, host)?);
             tokens.extend(more);
-            if ended.len() > 1 {
-                ended.sort_by_key(|(id, exit)| !exit.is_success() && host.has_lost_peer(*id));
-            }
         }
         if !ended.is_empty() {
             self.send(SupervisorEvent::Exited(ended), host)?;
@@ -404,6 +401,7 @@ impl Engine {
         let groups = self.groups_to_kill(&effects);
         // A note may be written to a slow disk or terminal.
         let mut notes = Vec::new();
+        let mut judged = None;
         let mut is_first_kill = true;
         for effect in effects {
             match effect {
@@ -433,13 +431,14 @@ impl Engine {
                         self.forget(id.local_rank, &child)?;
                     }
                 }
+                Effect::Judge(rank, exit) => judged = Some(host.judge((rank, exit))),
                 Effect::Sweep => host.sweep_job(),
                 Effect::Note(note) => notes.push(note),
                 Effect::Finish(report) => self.report = Some(report),
             }
         }
         notes.into_iter().for_each(|note| host.report_progress(note));
-        Ok(())
+        judged.map_or(Ok(()), |culprit| self.send(SupervisorEvent::Judged(culprit), host))
     }
 
     fn ask_to_stop(&mut self, id: ChildId, signal: i32, host: &mut dyn RankHost) {

@@ -198,6 +198,8 @@ impl<'a> EventLoop<'a> {
             self.report_to_peers();
             if self.engine.start_next(&mut self.ranks)? {
                 self.reap_orphans();
+                // One that was forked may have failed before its process was known here.
+                self.note_failed_ranks();
             }
             if let Some(zygote) = self.zygote().filter(|zygote| zygote.has_become_slow()) {
                 self.listener.preload_is_slow(&zygote.names());
@@ -248,7 +250,7 @@ impl<'a> EventLoop<'a> {
         self.slow_stop = match (reason, self.slow_stop) {
             (Some(StopReason::RankFailed(..)), SlowStop::No) => SlowStop::At(clock::now() + SLOW_STOP),
             (Some(StopReason::RankFailed(ended_first, exit)), SlowStop::At(at)) if clock::now() >= at => {
-                let failure = self.ranks.describe_failure(ended_first, exit);
+                let failure = self.ranks.judge_now((ended_first, exit));
                 self.listener.stop_is_slow(&failure, &self.engine.living(), self.engine.time_left());
                 SlowStop::Said
             }
@@ -420,9 +422,13 @@ impl<'a> EventLoop<'a> {
         }
         let of_round = || Some(membership.as_ref()?.round()?.1);
         let node = peers.as_ref().map(StaticPeers::node).or_else(of_round);
-        let Some(report) = engine.report().cloned() else {
+        let Some(mut report) = engine.report().cloned() else {
             return Err(io::Error::other("the job ended without a report"));
         };
+        let verdict = ranks.verdict.take().filter(|_| matches!(report.outcome, NodeOutcome::Failed(_)));
+        for (end, process) in report.ranks.iter_mut().zip(&ranks.processes) {
+            end.exit = end.exit.and(process.exit);
+        }
         let stopped_at = ranks.stop_words.as_ref().and_then(|words| words.stopped_at());
         if let (Some(step), JobOutcome::AsReported, NodeOutcome::Completed) = (stopped_at, &outcome, &report.outcome) {
             outcome = JobOutcome::Preempted(step);
@@ -442,7 +448,7 @@ impl<'a> EventLoop<'a> {
             round_stop,
             outcome,
             node,
-            blame_ground: None,
+            verdict,
             journal,
         })
     }

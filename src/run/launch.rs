@@ -2,8 +2,8 @@
 
 use crate::plan::{LineFilter, OutputPlan, Plan, ShownStream, Stream};
 use crate::rendezvous::torch_store::StoreSockets;
+use crate::report::cause::verdict::Verdict;
 use crate::run::control::live_status::LiveStatus;
-use crate::run::first_failure::FirstFailure;
 use crate::run::gpu_reader::GpuReader;
 use crate::run::multi_node::membership::RoundStop;
 use crate::run::preempt::link::PreemptLink;
@@ -229,13 +229,13 @@ pub trait LaunchListener {
     /// A rank runs.
     fn started(&self, id: ChildId, pid: i32);
     /// The supervisor stops the job, or restarts it after this failure.
-    fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>);
+    fn progressed(&self, note: &ProgressNote, failure: Option<&Verdict>);
     /// `rlaunch stop` has asked for the job's end.
     fn user_stops(&self) {}
     /// A stop signal came that is another than the first one, and changes nothing.
     fn other_stop_signal(&self, _signal: i32, _first: i32) {}
     /// These local ranks have not ended soon after this failure; they have this time left, if there is a limit.
-    fn stop_is_slow(&self, _failure: &FirstFailure, _living: &[usize], _left: Option<Duration>) {}
+    fn stop_is_slow(&self, _failure: &Verdict, _living: &[usize], _left: Option<Duration>) {}
     /// The preload server takes long to import these modules.
     fn preload_is_slow(&self, _modules: &str) {}
     /// It has imported them, after so many seconds. Called only after `preload_is_slow`.

@@ -1,6 +1,7 @@
 //! What remains of a launch on this node once all its ranks have ended.
 
 use crate::model::ProcessLabel;
+use crate::report::cause::verdict::Verdict;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::RoundStop;
 use crate::run::output::console::Unshown;
@@ -11,15 +12,6 @@ use crate::supervise::{NodeOutcome, NodeReport, RankReport};
 use crate::sys::clock;
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// Why another rank than the one that ended first is the culprit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlameGround {
-    /// It wrote its error file first.
-    ErrorFile,
-    /// The rank that ended first, a local rank, failed after it.
-    FailedLater(usize),
-}
 
 /// What remains of a launch.
 pub struct LaunchResult {
@@ -43,8 +35,8 @@ pub struct LaunchResult {
     pub outcome: JobOutcome,
     /// The number of this node, where the nodes have some.
     pub node: Option<usize>,
-    /// Why the culprit is not the rank that ended first, if it is another.
-    pub blame_ground: Option<BlameGround>,
+    /// The verdict on the last attempt, if a rank failed in it.
+    pub verdict: Option<Verdict>,
     /// The journal, for the last event.
     pub journal: Journal,
 }

@@ -3,7 +3,6 @@
 pub mod control;
 pub mod engine;
 pub mod event_loop;
-pub mod first_failure;
 pub mod gpu_reader;
 pub mod hangs;
 pub mod launch;

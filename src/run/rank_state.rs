@@ -28,6 +28,8 @@ pub struct RankState {
     pub limits: RankLimits,
     /// Its exit; `None` while it lives.
     pub exit: Option<Exit>,
+    /// When it was reaped (`clock::now`).
+    pub ended_at: Option<Duration>,
     /// Whether it was sent a signal to end before it did.
     pub signalled: bool,
     /// Why the launcher sent it SIGABRT while the others ran, if it did: a sentence.
@@ -45,11 +47,15 @@ impl RankState {
         self.aborted.is_some() && matches!(exit, Exit::Signal(libc::SIGABRT | libc::SIGKILL))
     }
 
-    /// The exit that its exception was about to make of it: it was sent SIGTERM while its interpreter ended.
-    pub fn interrupted_exit(&self) -> Option<Exit> {
-        let UncaughtException::Raised(noted) = &self.uncaught else { return None };
+    /// The exit that its error was about to make of it, if it was sent SIGTERM while its interpreter ended. `has_failed`: it is known to
+    /// have failed; otherwise its Python has to have noted an exception.
+    pub fn exit_of_error(&self, has_failed: bool) -> Option<Exit> {
         let is_stopped = self.signalled && self.exit == Some(Exit::Signal(libc::SIGTERM));
-        (is_stopped && noted.fault.what != "KeyboardInterrupt").then_some(Exit::Code(1))
+        let has_raised = match &self.uncaught {
+            UncaughtException::Raised(noted) => noted.fault.what != "KeyboardInterrupt",
+            UncaughtException::Unknown | UncaughtException::None => false,
+        };
+        (is_stopped && (has_failed || has_raised)).then_some(Exit::Code(1))
     }
 
     /// The exit by which its error is looked for: after an exception or `sys.exit`, SIGABRT was the

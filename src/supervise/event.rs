@@ -1,6 +1,6 @@
 //! Events that the supervisor receives and effects that it returns.
 
-use super::report::NodeReport;
+use super::report::{FailedRank, NodeReport};
 use super::restart::NoRestart;
 use crate::model::Exit;
 use std::time::Duration;
@@ -34,8 +34,10 @@ pub enum SupervisorEvent {
     SpawnFailed(ChildId, String),
     /// The child was not started, because its attempt stops.
     SpawnCancelled(ChildId),
-    /// Children that were observed to have ended at the same time. The first one that failed is the culprit.
+    /// Children that were observed to have ended at the same time.
     Exited(Vec<(ChildId, Exit)>),
+    /// The answer to `Effect::Judge`.
+    Judged(FailedRank),
     /// The stop signal went to the child's main process alone: the answer to `Recipients::MainProcessFirst`.
     SignalledAlone(ChildId, MainProcess),
     /// The child was asked to stop, and its main process has ended. Other processes of its group live: it counts as alive.
@@ -148,6 +150,9 @@ pub enum Effect {
     Abandon(ChildId),
     /// End every remaining process of the job before the next effect, which is the first `Spawn` of a restart.
     Sweep,
+    /// All children of an attempt have ended in which this local rank failed first, as far as the supervisor sees: find the rank that is
+    /// to blame, and answer with `Judged`. Until then neither another attempt nor the end follows.
+    Judge(usize, Exit),
     /// Report progress to the user.
     Note(ProgressNote),
     /// The node is finished: only abandoned children are alive. Comes once, last.
@@ -213,10 +218,8 @@ pub enum ProgressNote {
         restart: u32,
         /// Maximum number of restarts (within the window, if there is one).
         of: u32,
-        /// The local rank that failed first.
-        culprit: usize,
-        /// The exit of the culprit.
-        exit: Exit,
+        /// The rank that failed first.
+        culprit: FailedRank,
         /// Delay until the next attempt.
         delay: Duration,
     },

@@ -39,7 +39,7 @@ pub use event::{AbortReason, ChildId, Effect, MainProcess, ProgressNote, RankSto
 pub use hang::{HangAction, HangEvent, HangLook, HangWatch};
 pub use lifecycle::Lifecycle;
 pub use policy::SupervisionPolicy;
-pub use report::{AttemptReport, NodeOutcome, NodeReport, RankReport};
+pub use report::{AttemptReport, FailedRank, NodeOutcome, NodeReport, RankReport};
 pub use restart::{NoRestart, RestartBackoff, RestartCounter, RestartPolicy};
 pub use round::{RoundAction, RoundEvent, RoundPhase};
 pub use stop::{KILL_PATIENCE, StopReason, last_call};

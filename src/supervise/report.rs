@@ -11,12 +11,7 @@ pub enum NodeOutcome {
     /// nothing: neither their exit statuses, nor a signal, nor a killed launcher.
     Completed,
     /// A rank of the last attempt failed by itself.
-    Failed {
-        /// The local rank that failed first.
-        culprit: usize,
-        /// The exit of the culprit.
-        exit: Exit,
-    },
+    Failed(FailedRank),
     /// A rank could not be started.
     NotStarted {
         /// Its local rank.
@@ -31,6 +26,25 @@ pub enum NodeOutcome {
     },
     /// The launcher process was killed before anything had failed, or during the delay before a restart.
     LauncherKilled,
+}
+
+/// The rank that is to blame for the end of an attempt (`report/cause/verdict.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedRank {
+    /// Its number on this node.
+    pub local_rank: usize,
+    /// How it ended.
+    pub exit: Exit,
+    /// The exit that decides about restarts and the exit status: its own, or that of the rank that ended first if this one was still
+    /// exiting when it was stopped.
+    pub decisive: Exit,
+}
+
+impl FailedRank {
+    /// The rank that ended first, which failed first.
+    pub fn ended_first(local_rank: usize, exit: Exit) -> Self {
+        Self { local_rank, exit, decisive: exit }
+    }
 }
 
 /// How one rank ended, in the last attempt; for a `Lifecycle::First`, in the attempt in which it exited successfully.
@@ -56,8 +70,8 @@ pub struct RankReport {
 /// An attempt that was followed by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttemptReport {
-    /// The local rank that failed first, and its exit; `None`: a user asked for another attempt.
-    pub failure: Option<(usize, Exit)>,
+    /// The rank that failed first; `None`: a user asked for another attempt.
+    pub failure: Option<FailedRank>,
     /// When its first rank was started.
     pub began: Duration,
     /// When its last rank had ended.

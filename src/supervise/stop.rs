@@ -1,6 +1,7 @@
 //! Reasons to stop, in order of priority.
 
 use crate::model::Exit;
+use crate::supervise::report::FailedRank;
 use std::time::Duration;
 
 /// How long the supervisor waits for a child after SIGKILL. A process that the kernel does not release
@@ -60,6 +61,27 @@ impl StopReason {
     }
 }
 
+/// Which rank is to blame for the end of an attempt that a rank's failure ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum VerdictState {
+    /// The driver has not been asked.
+    None,
+    /// The driver has been asked, once all children had ended.
+    Awaited,
+    /// This one.
+    Known(FailedRank),
+}
+
+impl VerdictState {
+    /// The rank to blame; as long as it is not known, the one that ended first with this exit.
+    pub fn culprit(self, (local_rank, exit): (usize, Exit)) -> FailedRank {
+        match self {
+            Self::Known(culprit) => culprit,
+            Self::None | Self::Awaited => FailedRank::ended_first(local_rank, exit),
+        }
+    }
+}
+
 /// The reasons of one attempt that matter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reasons {
@@ -67,13 +89,17 @@ pub(super) struct Reasons {
     pub first: StopReason,
     /// The one with the highest priority: it determines what follows.
     pub decisive: StopReason,
+    /// If the first one is a rank's failure: whose it was.
+    pub verdict: VerdictState,
 }
 
 impl Reasons {
     /// Adds a reason. Of two with the same priority, the older one stays.
     pub fn with(reasons: Option<Self>, reason: StopReason) -> Self {
-        let Some(Self { first, decisive }) = reasons else { return Self { first: reason, decisive: reason } };
-        Self { first, decisive: if reason.priority() > decisive.priority() { reason } else { decisive } }
+        let alone = Self { first: reason, decisive: reason, verdict: VerdictState::None };
+        let Some(before) = reasons else { return alone };
+        let decisive = if reason.priority() > before.decisive.priority() { reason } else { before.decisive };
+        Self { decisive, ..before }
     }
 }
 
@@ -86,7 +112,8 @@ mod tests {
         let failed = |rank| StopReason::RankFailed(rank, Exit::Code(1));
         let all = [failed(2), failed(7), StopReason::Signal(15), StopReason::Done];
         let reasons = all.into_iter().fold(None, |reasons, one| Some(Reasons::with(reasons, one)));
-        let Some(Reasons { first: StopReason::RankFailed(2, _), decisive: StopReason::Signal(15) }) = reasons else {
+        let Some(Reasons { first: StopReason::RankFailed(2, _), decisive: StopReason::Signal(15), .. }) = reasons
+        else {
             panic!("{reasons:?}")
         };
         let twice = Reasons::with(Some(Reasons::with(None, failed(2))), failed(7));

@@ -145,6 +145,7 @@ impl Supervisor {
             SupervisorEvent::SpawnFailed(id, why) => self.spawn_failed(now, id, why, effects),
             SupervisorEvent::SpawnCancelled(id) => self.spawn_cancelled(now, id, effects),
             SupervisorEvent::Exited(ended) => self.exited(now, &ended, effects),
+            SupervisorEvent::Judged(culprit) => self.judged(now, culprit, effects),
             SupervisorEvent::SignalledAlone(id, main) => self.signalled_alone(now, id, main),
             SupervisorEvent::MainProcessEnded(id) => self.main_process_ended(now, id, effects),
             SupervisorEvent::Stop(signal) => self.stop_signalled(now, signal, effects),
@@ -439,35 +440,6 @@ impl Supervisor {
         self.are_stragglers_limited = false;
         effects.push(Effect::Sweep);
         self.proceed(now, effects);
-    }
-
-    /// Restarts or finishes once the attempt stops and no child is alive or being started.
-    fn restart_or_finish(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        let any_in = |state| self.children.iter().any(|c| c.state == state);
-        if any_in(ChildState::Alive) || any_in(ChildState::Starting) {
-            return;
-        }
-        self.last_call.disarm();
-        match self.next_attempt(now) {
-            Ok((ended, delay)) => {
-                let (attempt, of) = (self.attempt + 1, self.restarts.policy.max_restart);
-                self.phase = SupervisorPhase::Backoff(ended);
-                self.reasons = None;
-                self.timer.arm(now, delay);
-                if let Some((culprit, exit)) = ended.failure {
-                    let restart = self.restarts.made();
-                    effects.push(Effect::Note(ProgressNote::Restarting { attempt, restart, of, culprit, exit, delay }));
-                }
-            }
-            Err(why) => {
-                self.phase = SupervisorPhase::Finished;
-                (self.timer, self.last_call) = (Timer::default(), Timer::default());
-                if let Some(why) = why {
-                    effects.push(Effect::Note(ProgressNote::NotRestarting { why }));
-                }
-                effects.push(Effect::Finish(self.report(now, why)));
-            }
-        }
     }
 
     fn ask_to_stop(&mut self, rank: usize, effects: &mut Vec<Effect>) {

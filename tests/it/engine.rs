@@ -4,7 +4,7 @@ use crate::process::{pipe, shell, start};
 use rlaunch::model::Exit;
 use rlaunch::run::engine::{AttemptState, Engine, RankHost, RankStart, StartError};
 use rlaunch::supervise::{
-    ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, RankStop, SupervisionPolicy, SupervisorEvent,
+    ChildId, FailedRank, Lifecycle, NodeOutcome, NodeReport, ProgressNote, RankStop, SupervisionPolicy, SupervisorEvent,
 };
 use rlaunch::sys::process::child::Child;
 use rlaunch::sys::process::pidfd;
@@ -60,7 +60,7 @@ const DEAF: &str = "trap '' TERM; printf x; while :; do sleep 1000; done";
 #[test]
 fn the_first_failure_ends_the_others_and_takes_the_blame() {
     let (report, _) = run(&[SLEEPER, "exit 3", SLEEPER], Duration::from_secs(60), 0);
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(1, Exit::Code(3))));
     assert_eq!(report.victims(), [0, 2]);
 }
 
@@ -85,7 +85,7 @@ fn a_rank_that_cannot_start_ends_those_before_it() {
 fn a_stop_or_a_failure_between_two_starts_keeps_the_rest_from_starting() {
     for (first, outcome) in [
         (SLEEPER, NodeOutcome::Stopped { signal: libc::SIGTERM }),
-        ("exit 3", NodeOutcome::Failed { culprit: 0, exit: Exit::Code(3) }),
+        ("exit 3", NodeOutcome::Failed(FailedRank::ended_first(0, Exit::Code(3)))),
     ] {
         let (_read, output) = pipe();
         let mut host = Shells { scripts: vec![first, SLEEPER, SLEEPER], output, notes: 0 };
@@ -297,8 +297,8 @@ fn the_end_of_a_rank_by_a_stop_signal_waits_for_the_stop_that_explains_it() {
         let exit = Exit::Signal(libc::SIGTERM);
         let expected = match then {
             "stop" => NodeOutcome::Stopped { signal: libc::SIGTERM },
-            "the sender ends another" => NodeOutcome::Failed { culprit: 1, exit },
-            _ => NodeOutcome::Failed { culprit: 0, exit },
+            "the sender ends another" => NodeOutcome::Failed(FailedRank::ended_first(1, exit)),
+            _ => NodeOutcome::Failed(FailedRank::ended_first(0, exit)),
         };
         assert_eq!(engine.report().unwrap().outcome, expected, "{then}");
         assert_eq!(engine.report().unwrap().ranks[0].exit, Some(exit));
@@ -341,7 +341,7 @@ fn no_rank_starts_before_the_first_process_has_exited() {
     };
     assert!(time(1).1 <= time(2).0 && time(2).1 <= time(0).0, "{report:?}");
     let (report, _) = play(&parts, &["exit 0", "exit 0", "exit 3"], Duration::from_secs(60), 0);
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 2, exit: Exit::Code(3) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(2, Exit::Code(3))));
     assert_eq!(report.ranks[0].started_at, None);
 }
 

@@ -128,7 +128,7 @@ pub fn of_node(report: &NodeReport) -> i32 {
     match report.outcome {
         // Whether the job succeeded is decided by all nodes.
         NodeOutcome::Completed | NodeOutcome::Regrouped => OK,
-        NodeOutcome::Failed { exit, .. } => exit.shell_status(),
+        NodeOutcome::Failed(failed) => failed.decisive.shell_status(),
         NodeOutcome::NotStarted { .. } => START_FAILED,
         NodeOutcome::Stopped { signal } => 128 + signal,
         NodeOutcome::LauncherKilled => 128 + libc::SIGKILL,

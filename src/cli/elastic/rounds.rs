@@ -7,7 +7,6 @@ use crate::cli::elastic::endpoints;
 use crate::cli::elastic::outcome_text;
 use crate::cli::elastic::round_frontend::{JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::elastic::wait_for_round::{RoundWait, WaitResult};
-use crate::cli::node::build_failure_report::build_failure_report;
 use crate::cli::node::frontend::{EngineListener, Frontend};
 use crate::cli::node::job_record;
 use crate::cli::node::progress_messages::describe_no_restart;
@@ -19,7 +18,6 @@ use crate::protocol::{
 };
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_store::StoreSockets;
-use crate::report::failure_report::FailureCause;
 use crate::run;
 use crate::run::control::live_status::JobNode;
 use crate::run::control::server::ControlServer;
@@ -97,8 +95,8 @@ pub fn run_rounds(
             frontend.before_first_rank(&this);
             let listener = EngineListener { frontend, launch: &this };
             let ran = run::event_loop::run(&this, OtherNodes::None, inbox, journal, &listener);
-            let mut launched = ran.map_err(CliError::EventLoop)?;
-            let status = job_record::decide_exit_status(&this, &mut launched, frontend);
+            let launched = ran.map_err(CliError::EventLoop)?;
+            let status = frontend.exit_status(&launched);
             Ok(job_record::record_end(&this, launched, status, None, frontend))
         }
     }
@@ -214,7 +212,7 @@ impl Job<'_> {
             }
             let next = match &launched.report.outcome {
                 NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. } => {
-                    let failure = self.failure((own, failures, &membership.info().rules), &this, &mut launched);
+                    let failure = self.failure((own, failures, &membership.info().rules), &this, &launched);
                     failed = Some(failure.clone());
                     Continue(NodeStatus::Failed { round: number, failure })
                 }
@@ -301,7 +299,7 @@ impl Job<'_> {
         &self,
         (node, failures, rules): (usize, u32, &JobRules),
         launch: &Launch<'_>,
-        launched: &mut LaunchResult,
+        launched: &LaunchResult,
     ) -> RankFailure {
         let context = self.frontend.report_context();
         let is_preempted = launch.preempt_link.notice().is_some();
@@ -311,37 +309,24 @@ impl Job<'_> {
             Err(why) => (Some(describe_no_restart(why)), Duration::ZERO),
         };
         let again = match &launched.report.outcome {
-            NodeOutcome::Failed { exit, .. } => rules.ask_for_restart(exit.shell_status()),
+            NodeOutcome::Failed(failed) => rules.ask_for_restart(failed.decisive.shell_status()),
             _ => false,
         };
-        // The rules above look at the rank that ended first, which has an exit status of its own.
-        let status = job_record::decide_exit_status(launch, launched, self.frontend);
-        let failure = RankFailure {
-            host: context.host.clone(),
-            node,
-            status,
-            again,
-            no_restart,
-            delay_ms: millis(delay),
-            ..RankFailure::default()
+        let status = self.frontend.exit_status(launched);
+        let failure = match (&launched.report.outcome, &launched.verdict) {
+            (NodeOutcome::NotStarted { local_rank }, _) => {
+                let label = launch.plan.ranks[*local_rank].label();
+                let why = launched.report.ranks[*local_rank].start_error.as_deref().unwrap_or_default();
+                RankFailure { cannot_begin: true, ..RankFailure::not_started(label, why) }
+            }
+            (_, Some(verdict)) => {
+                job_culprit::rank_failure(launch, verdict, launched.processes[verdict.culprit].attempt)
+            }
+            _ => RankFailure::default(),
         };
-        if let NodeOutcome::NotStarted { local_rank } = launched.report.outcome {
-            let label = launch.plan.ranks[local_rank].label();
-            let why = launched.report.ranks[local_rank].start_error.as_deref().unwrap_or_default();
-            let RankFailure { process, outcome, message, details, .. } = RankFailure::not_started(label, why);
-            let no_restart = Some("a rank could not be started".into());
-            return RankFailure { process, outcome, message, details, no_restart, cannot_begin: true, ..failure };
-        }
-        let report = build_failure_report(launch, launched, status, context);
-        let Some(FailureCause::Failed(culprit)) = report.map(|report| report.outcome) else { return failure };
-        RankFailure {
-            process: culprit.label.to_string(),
-            outcome: if culprit.stopped_by_launcher { "an error".into() } else { culprit.exit.to_string() },
-            message: culprit.blame.as_ref().map(|blame| blame.in_a_line()).unwrap_or_default(),
-            lost_peer: culprit.lost_peer.is_some(),
-            details: Box::new(job_culprit::details(&culprit)),
-            ..failure
-        }
+        let no_restart = if failure.cannot_begin { Some("a rank could not be started".into()) } else { no_restart };
+        let (host, delay_ms) = (context.host.clone(), millis(delay));
+        RankFailure { host, node, status, again, no_restart, delay_ms, ..failure }
     }
 }
 
@@ -465,7 +450,6 @@ fn record_outcome(
     let is_reported =
         matches!(outcome, JobOutcome::Ended(JobEnd::Completed) | JobOutcome::Preempted(_) | JobOutcome::LauncherKilled);
     if failed_here {
-        job_record::decide_exit_status(launch, &mut launched, frontend);
         if let JobOutcome::Ended(JobEnd::Failed { no_restart: Some(why), .. }) = outcome {
             print_notice(&format!("no restart: {why}"));
         }

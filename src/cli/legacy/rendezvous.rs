@@ -18,8 +18,8 @@ use crate::plan::{LaunchContext, RankPlan};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, Participants, RoundMember};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_store::StoreSockets;
+use crate::report::cause::verdict::Verdict;
 use crate::run;
-use crate::run::first_failure::FirstFailure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::output::log_files;
@@ -29,7 +29,7 @@ use crate::spec::legacy::collective::{LegacySpec, NodeSource};
 use crate::spec::legacy::elastic::LegacyElasticSpec;
 use crate::spec::options::EnvVars;
 use crate::spec::paddle::job::JobKind;
-use crate::supervise::{ChildId, NoRestart, NodeOutcome, ProgressNote};
+use crate::supervise::{ChildId, FailedRank, NoRestart, NodeOutcome, ProgressNote};
 use core::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
@@ -157,7 +157,7 @@ fn parse_ranks(member: &RoundMember, first: usize, kind: &str) -> Result<Vec<Ran
 }
 
 fn requests_restart(launched: &LaunchResult) -> bool {
-    matches!(launched.report.outcome, NodeOutcome::Failed { exit: Exit::Code(RESTART_REQUEST), .. })
+    matches!(launched.report.outcome, NodeOutcome::Failed(FailedRank { decisive: Exit::Code(RESTART_REQUEST), .. }))
 }
 
 /// `['10.0.0.1:6170', '10.0.0.2:6170']`
@@ -258,7 +258,7 @@ impl Frontend for LegacyElasticFrontend<'_> {
         self.inner.rank_started(id, pid, launch);
     }
 
-    fn report_progress(&self, note: &ProgressNote, failure: Option<&FirstFailure>, launch: &Launch<'_>) {
+    fn report_progress(&self, note: &ProgressNote, failure: Option<&Verdict>, launch: &Launch<'_>) {
         self.inner.report_progress(note, failure, launch);
     }
 

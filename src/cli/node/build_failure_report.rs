@@ -7,15 +7,14 @@ use crate::probe::core_dump::describe_core;
 use crate::probe::limits::processes::ProcessCounters;
 use crate::probe::memory::OomCounters;
 use crate::report::cause::blame::{Blame, blame};
-use crate::report::cause::first_failure::{Account, read_account};
 use crate::report::cause::lost_peer::find_absent_rank;
 use crate::report::cause::uncaught::UncaughtException;
+use crate::report::cause::verdict::{Account, Verdict, read_account};
 use crate::report::console::tail;
 use crate::report::failure_report::{
     Culprit, FailureCause, FailureReport, PeersOfVictim, SweptProcesses, Victim, left_running, sweep, unkillable,
 };
 use crate::report::lost_peer;
-use crate::run::first_failure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
@@ -136,12 +135,13 @@ pub fn build_failure_report(
             return None;
         }
         NodeOutcome::Stopped { signal } => FailureCause::Stopped { signal: *signal },
-        NodeOutcome::Failed { culprit, exit } => {
-            FailureCause::Failed(Box::new(culprit_of(launch, launched, *culprit, *exit, context)))
+        NodeOutcome::Failed(failed) => {
+            let verdict = launched.verdict.as_ref()?;
+            FailureCause::Failed(Box::new(culprit_of(launch, launched, (verdict, failed.exit), context)))
         }
     };
     let culprit = match report.outcome {
-        NodeOutcome::Failed { culprit, .. } => Some(culprit),
+        NodeOutcome::Failed(failed) => Some(failed.local_rank),
         _ => None,
     };
     // Of a rank that was still exiting it is not known whether the exception was caught.
@@ -186,10 +186,10 @@ pub fn build_failure_report(
 fn culprit_of(
     launch: &Launch<'_>,
     launched: &LaunchResult,
-    local: usize,
-    exit: Exit,
+    (verdict, exit): (&Verdict, Exit),
     context: &ReportContext,
 ) -> Culprit {
+    let local = verdict.culprit;
     let rank = &launch.plan.ranks[local];
     let process = &launched.processes[local];
     let bytes = last_bytes(launch, launched, local);
@@ -198,14 +198,13 @@ fn culprit_of(
     let log = launch.tail_file(local, process.attempt);
     tail.is_missing = log.as_ref().is_some_and(|log| !log.exists());
     let signalled = launched.report.ranks[local].signalled;
-    let blame = blame(&bytes, process.own_exit(exit), &process.uncaught);
     let log_of_rank = || read_log(launch, launched, local, (u64::MAX, LOGGED_BYTES));
     let explanation = explain(
         (launch, launched),
         (local, exit),
         (&context.memory, &context.processes),
         (&bytes, &log_of_rank),
-        blame.as_ref(),
+        verdict.blame.as_ref(),
     );
     Culprit {
         label: rank.label(),
@@ -217,15 +216,13 @@ fn culprit_of(
         attempt: process.attempt,
         log: log.map(|log| log.display().to_string()),
         core: find_core(launched, local),
-        blame,
-        lost_peer: match read_account(&bytes, exit, signalled, &process.uncaught) {
-            // A rank that was stopped is the culprit only for an error of its own.
-            Account::LostPeer(library) if !signalled => Some((library, peers_of(launch, launched, (local, &bytes)))),
-            Account::LostPeer(_) | Account::Nothing | Account::OwnError => None,
-        },
+        blame: verdict.blame.clone(),
+        // A rank that was stopped is the culprit only for an error of its own.
+        lost_peer: (verdict.lost_peer.filter(|_| !signalled))
+            .map(|library| (library, peers_of(launch, launched, (local, &bytes)))),
         stopped_by_launcher: signalled,
         aborted: process.aborted.clone(),
-        ended_by_launcher: process.was_ended_by_launcher(exit),
+        ended_by_launcher: verdict.was_aborted,
         explanation,
         tail,
     }
@@ -256,13 +253,6 @@ fn peers_of(launch: &Launch<'_>, launched: &LaunchResult, (local, bytes): (usize
         false => PeersOfVictim::Exited(exited.into_iter().map(|other| plan.ranks[other].label()).collect()),
         true => PeersOfVictim::Silent,
     }
-}
-
-/// The local rank that failed before the one that ended first, if there is one.
-pub(crate) fn find_earlier_failure(launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
-    let NodeOutcome::Failed { culprit, .. } = launched.report.outcome else { return None };
-    let read = |local: usize, end: u64| bytes_until(launch, launched, local, end);
-    first_failure::find_earlier_failure(&launched.processes, culprit, &read)
 }
 
 /// The end of a rank's stderr, or of what it wrote where both are one.

@@ -8,9 +8,10 @@ use crate::probe::memory::OomCounters;
 use crate::report::cause::blame::{Blame, find_logged};
 use crate::report::cause::fault::RankFault;
 use crate::report::cause::uncaught::{NotedException, ThreadError, UncaughtException};
+use crate::report::cause::verdict::Ground;
 use crate::report::wording::{counted, lasted};
 use crate::run::launch::Launch;
-use crate::run::launch_result::{BlameGround, LaunchResult};
+use crate::run::launch_result::LaunchResult;
 use crate::run::rank_state::RankState;
 use std::path::Path;
 use std::time::Duration;
@@ -27,7 +28,8 @@ pub fn explain(
     blame: Option<&Blame>,
 ) -> Option<String> {
     let (rank, process, end) = (&launch.plan.ranks[local], &launched.processes[local], &launched.report.ranks[local]);
-    let of_stop = launched.blame_ground.filter(|_| end.signalled).map(|ground| of_stop(launch, ground));
+    let ground = launched.verdict.as_ref().filter(|_| end.signalled).map(|verdict| verdict.ground);
+    let of_stop = ground.and_then(|ground| of_stop(launch, ground));
     let error = blame.map(|blame| blame.fault.to_string()).unwrap_or_default();
     let of_limit = || process.limits.explain(exit, &error);
     let of_limit = (!end.signalled).then(of_limit).flatten();
@@ -54,16 +56,17 @@ pub fn explain(
     (!all.is_empty()).then(|| all.join("\n"))
 }
 
-fn of_stop(launch: &Launch<'_>, ground: BlameGround) -> String {
-    match ground {
-        BlameGround::ErrorFile => {
+fn of_stop(launch: &Launch<'_>, ground: Ground) -> Option<String> {
+    Some(match ground {
+        Ground::EndedFirst => return None,
+        Ground::ErrorFile => {
             "it wrote its error file before any other rank ended, and was still exiting when it was stopped".to_owned()
         }
-        BlameGround::FailedLater(other) => {
+        Ground::FailedLater(other) => {
             let other = launch.plan.ranks[other].label();
             format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
         }
-    }
+    })
 }
 
 fn of_variable(rank: &RankPlan, blame: &Blame) -> Option<String> {

@@ -6,8 +6,8 @@ use crate::cli::elastic::outcome_text;
 use crate::cli::node::build_failure_report::ReportContext;
 use crate::cli::node::progress_messages;
 use crate::model::exit::signal_label;
+use crate::report::cause::verdict::Verdict;
 use crate::report::failure_report::FailureReport;
-use crate::run::first_failure::FirstFailure;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::membership::RoundStop;
@@ -47,14 +47,10 @@ pub trait Frontend {
     /// A rank's process has started.
     fn rank_started(&self, _id: ChildId, _pid: i32, _launch: &Launch<'_>) {}
     /// The job is being stopped or restarted.
-    fn report_progress(&self, note: &ProgressNote, failure: Option<&FirstFailure>, launch: &Launch<'_>) {
+    fn report_progress(&self, note: &ProgressNote, failure: Option<&Verdict>, launch: &Launch<'_>) {
         progress_messages::print_progress(note, failure, &launch.policy_of_stop(), &|local| {
             launch.plan.ranks[local].label()
         });
-    }
-    /// The local rank that failed first, where that is not the one that ended first.
-    fn find_first_failure(&self, _launch: &Launch<'_>, _launched: &LaunchResult) -> Option<usize> {
-        None
     }
     /// The exit status of the launcher.
     fn exit_status(&self, launched: &LaunchResult) -> i32 {
@@ -96,7 +92,7 @@ impl LaunchListener for EngineListener<'_> {
         self.frontend.rank_started(id, pid, self.launch);
     }
 
-    fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>) {
+    fn progressed(&self, note: &ProgressNote, failure: Option<&Verdict>) {
         self.frontend.report_progress(note, failure, self.launch);
     }
 
@@ -109,7 +105,7 @@ impl LaunchListener for EngineListener<'_> {
         print_notice(&format!("{signal}: the ranks are stopping since {first}, and keep their time to stop"));
     }
 
-    fn stop_is_slow(&self, failure: &FirstFailure, living: &[usize], left: Option<Duration>) {
+    fn stop_is_slow(&self, failure: &Verdict, living: &[usize], left: Option<Duration>) {
         progress_messages::print_slow_stop(failure, living, left, &|local| self.launch.plan.ranks[local].label());
     }
 

@@ -4,13 +4,12 @@ use crate::cli::common::command_line::refused_option;
 use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
 use crate::cli::common::message::{begin_final_report, print_notice};
-use crate::cli::node::build_failure_report::{build_failure_report, find_earlier_failure};
+use crate::cli::node::build_failure_report::build_failure_report;
 use crate::cli::node::frontend::{Frontend, NodeEnd};
-use crate::model::Exit;
 use crate::report::failure_report::{FailureCause, FailureReport, ReportStyle, render};
 use crate::report::secrets;
 use crate::run::launch::Launch;
-use crate::run::launch_result::{BlameGround, LaunchResult};
+use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
@@ -96,36 +95,4 @@ fn print_where_logs_are(launch: &Launch<'_>, launched: &LaunchResult, status: i3
         _ => String::new(),
     };
     print_notice(&format!("{what}the logs are in {}", launch.log_dir.display()));
-}
-
-/// Corrects the culprit in the report, and returns the exit status. A culprit that was already ending when the launcher
-/// stopped it has no exit status of its own: then the status is that of the rank that ended first.
-pub(crate) fn decide_exit_status(launch: &Launch<'_>, launched: &mut LaunchResult, frontend: &dyn Frontend) -> i32 {
-    restore_interrupted_exits(launched);
-    let observed = frontend.exit_status(launched);
-    let NodeOutcome::Failed { culprit: ended_first, .. } = launched.report.outcome else { return observed };
-    let by_file = frontend.find_first_failure(launch, launched).map(|local| (local, BlameGround::ErrorFile));
-    let first =
-        by_file.or_else(|| Some((find_earlier_failure(launch, launched)?, BlameGround::FailedLater(ended_first))));
-    let of_first = first.and_then(|(local, ground)| Some((local, ground, launched.report.ranks[local].exit?)));
-    let Some((culprit, ground, mut exit)) = of_first else { return observed };
-    let (end, process) = (&mut launched.report.ranks[culprit], &mut launched.processes[culprit]);
-    // `record` writes the file, and raises the exception again.
-    if ground == BlameGround::ErrorFile && end.signalled && exit == Exit::Signal(libc::SIGTERM) {
-        exit = Exit::Code(1);
-        (end.exit, process.exit) = (Some(exit), Some(exit));
-    }
-    launched.report.outcome = NodeOutcome::Failed { culprit, exit };
-    launched.blame_ground = Some(ground);
-    if launched.report.ranks[culprit].signalled { observed } else { frontend.exit_status(launched) }
-}
-
-/// Gives ranks that an exception had ended, and that were asked to stop before their interpreters had exited, the exit status that the
-/// exception makes.
-fn restore_interrupted_exits(launched: &mut LaunchResult) {
-    for (end, process) in launched.report.ranks.iter_mut().zip(&mut launched.processes) {
-        if let Some(exit) = process.interrupted_exit() {
-            (end.exit, process.exit) = (Some(exit), Some(exit));
-        }
-    }
 }

@@ -1,11 +1,11 @@
 //! Progress messages while a job is stopped or restarted: lines on stderr, whatever the log level.
 
 use crate::cli::common::message::print_notice;
+use crate::model::ProcessLabel;
 use crate::model::exit::signal_label;
-use crate::model::{Exit, ProcessLabel};
+use crate::report::cause::verdict::Verdict;
 use crate::report::console::escape::plain;
 use crate::report::wording::named;
-use crate::run::first_failure::FirstFailure;
 use crate::run::stop_requests::SAME_REQUEST;
 use crate::supervise::{AbortReason, NoRestart, ProgressNote, SupervisionPolicy};
 use crate::sys::clock;
@@ -22,7 +22,7 @@ fn list_by_role(all: &[ProcessLabel]) -> String {
 /// Prints a progress message. `label`: the label of a process by its number on this node.
 pub fn print_progress(
     note: &ProgressNote,
-    failure: Option<&FirstFailure>,
+    failure: Option<&Verdict>,
     policy: &SupervisionPolicy,
     label: &dyn Fn(usize) -> ProcessLabel,
 ) {
@@ -38,12 +38,7 @@ pub(crate) fn print_users_stop() {
 }
 
 /// `failure`: what a restart follows; `grace`: seconds.
-fn line(
-    note: &ProgressNote,
-    failure: Option<&FirstFailure>,
-    grace: f64,
-    label: &dyn Fn(usize) -> ProcessLabel,
-) -> String {
+fn line(note: &ProgressNote, failure: Option<&Verdict>, grace: f64, label: &dyn Fn(usize) -> ProcessLabel) -> String {
     let names = |living: &[usize]| list_by_role(&living.iter().map(|local| label(*local)).collect::<Vec<_>>());
     match note {
         // Paddle's launcher prints this, and scripts match it.
@@ -87,13 +82,9 @@ fn line(
         ProgressNote::Unkillable { living } => {
             format!("{} still running after SIGKILL; left behind", names(living))
         }
-        ProgressNote::Restarting { restart, of, culprit, exit, delay, .. } => {
+        ProgressNote::Restarting { restart, of, delay, .. } => {
             let wait = if delay.is_zero() { "at once".into() } else { format!("in {:.1} s", delay.as_secs_f64()) };
-            // A rank that was still exiting when it was stopped has no exit status of its own.
-            let exit = failure.map_or(Some(*exit), |failure| failure.exit);
-            let message = failure.map_or("", |failure| failure.message.as_str());
-            let was_aborted = failure.is_some_and(|failure| failure.was_aborted);
-            let failed = failed_first(label(*culprit), exit, was_aborted, message);
+            let failed = failure.map(|failure| failed_first(failure, label)).unwrap_or_default();
             format!("{failed}; restart {restart} (at most {of}) {wait}")
         }
         ProgressNote::RestartRequested { living, .. } if living.is_empty() => {
@@ -110,23 +101,24 @@ fn line(
 
 /// Prints what the stop after a failure waits for. `living`: numbers on this node, of which `label` gives the labels.
 pub fn print_slow_stop(
-    failure: &FirstFailure,
+    failure: &Verdict,
     living: &[usize],
     left: Option<Duration>,
     label: &dyn Fn(usize) -> ProcessLabel,
 ) {
-    let failed = failed_first(label(failure.local_rank), failure.exit, failure.was_aborted, &failure.message);
+    let failed = failed_first(failure, label);
     let living = list_by_role(&living.iter().map(|local| label(*local)).collect::<Vec<_>>());
     let limit = left.map_or(String::new(), |left| format!("up to {:.0} s more ", left.as_secs_f64().ceil()));
     print_notice(&format!("{failed}; waiting {limit}for {living} to stop"));
 }
 
-/// `rank 1 failed first, with exit code 3: ValueError: again`.
-fn failed_first(culprit: ProcessLabel, exit: Option<Exit>, was_aborted: bool, message: &str) -> String {
-    let sender = if was_aborted { " (sent by rlaunch)" } else { "" };
-    let how = exit.map_or(String::new(), |exit| format!(", with {exit}{sender}"));
+/// `rank 1 failed first, with exit code 3: ValueError: again`. A rank that was still exiting when it was stopped has no exit of its own.
+fn failed_first(failure: &Verdict, label: &dyn Fn(usize) -> ProcessLabel) -> String {
+    let sender = if failure.was_aborted { " (sent by rlaunch)" } else { "" };
+    let how = failure.exit.map_or(String::new(), |exit| format!(", with {exit}{sender}"));
+    let message = failure.message();
     let colon = if message.is_empty() { "" } else { ": " };
-    format!("{culprit} failed first{how}{colon}{}", plain(message.as_bytes()))
+    format!("{} failed first{how}{colon}{}", label(failure.culprit), plain(message.as_bytes()))
 }
 
 /// Why a failure is not followed by a restart.

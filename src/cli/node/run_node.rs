@@ -9,7 +9,7 @@ use crate::cli::elastic::round_frontend::RoundFrontend;
 use crate::cli::elastic::rounds;
 use crate::cli::node::build_failure_report::{print_left, print_unkillable};
 use crate::cli::node::frontend::{EngineListener, Frontend};
-use crate::cli::node::job_record::{decide_exit_status, open_journal, record_end};
+use crate::cli::node::job_record::{open_journal, record_end};
 use crate::cli::node::requeue;
 use crate::cli::node::slurm;
 use crate::model::Exit;
@@ -266,7 +266,7 @@ fn run_once(
     if let JobOutcome::Ended(_) = launched.outcome {
         launched.disown_failure();
     }
-    let exit_status = decide_exit_status(launch, &mut launched, frontend);
+    let exit_status = frontend.exit_status(&launched);
     let outcome = Some(&launched.outcome).filter(|outcome| matches!(outcome, JobOutcome::Ended(_)));
     let job_end = outcome.and_then(outcome_text::of_job);
     let recorded = record_end(launch, launched, exit_status, job_end.as_deref(), frontend);

@@ -44,8 +44,8 @@ pub fn print_final_report(
                 print_error(&format!("cannot start {}", why.unwrap_or_default()));
             }
         }
-        NodeOutcome::Failed { culprit, exit } => {
-            let rank = &launch.plan.ranks[*culprit];
+        NodeOutcome::Failed(failed) => {
+            let (culprit, rank) = (failed.local_rank, &launch.plan.ranks[failed.local_rank]);
             if context.legacy {
                 error!(
                     "ABORT!!! Out of all {} trainers, the trainer process with rank={:?} was aborted. Please check its log.",
@@ -58,10 +58,10 @@ pub fn print_final_report(
             error!(
                 "Container failed !!!\nContainer rank {} status failed cmd {:?} code {} log {}",
                 // Beside parameter servers a rank's number counts its role; Paddle logs its number on the node.
-                if launch.plan.mode == "ps" { *culprit } else { rank.rank },
+                if launch.plan.mode == "ps" { culprit } else { rank.rank },
                 rank.argv,
-                exit.returncode(),
-                launch.tail_file(*culprit, 0).unwrap_or_default().display()
+                failed.exit.returncode(),
+                launch.tail_file(culprit, 0).unwrap_or_default().display()
             );
         }
     }

@@ -191,8 +191,8 @@ impl RoundFrontend for PaddleRendezvous<'_> {
     }
 
     fn restart_delay(&self, launched: &LaunchResult, failures: u32) -> Result<Duration, NoRestart> {
-        let NodeOutcome::Failed { culprit, exit } = launched.report.outcome else { return Ok(Duration::ZERO) };
-        self.restarts.borrow_mut().decide(clock::now(), failures + 1, culprit, exit)
+        let NodeOutcome::Failed(failed) = launched.report.outcome else { return Ok(Duration::ZERO) };
+        self.restarts.borrow_mut().decide(clock::now(), failures + 1, failed.local_rank, failed.decisive)
     }
 }
 

@@ -5,8 +5,7 @@ use crate::cli::node::frontend::OwnText;
 use crate::model::Exit;
 use crate::plan::Stream;
 use crate::report::cause::blame::blame;
-use crate::report::cause::error_file;
-use crate::report::cause::error_file::ErrorFile;
+use crate::report::cause::error_file::{self, ErrorFile};
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::console::tail;
 use crate::report::console::tail::LogTail;
@@ -15,12 +14,11 @@ use crate::report::torchrun_report::{TorchrunReport, WorkerFailure};
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::output::log_files;
-use crate::run::prepare::preflight;
+use crate::run::ranks::evidence::{error_file_path, read_error_file};
 use crate::supervise::{NodeOutcome, RankReport};
 use crate::sys::clock;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 use tracing::warn;
 
 /// torchrun's report of a job in which a worker has failed; `None` for other outcomes. The root cause is also written to
@@ -32,19 +30,17 @@ pub fn render_report(
     (title, own): (&str, Option<&Path>),
     terminal: Option<ReportStyle>,
 ) -> Option<OwnText> {
-    let (NodeOutcome::Failed { culprit, exit }, FailureCause::Failed(known)) =
+    let (NodeOutcome::Failed(failed), FailureCause::Failed(known)) =
         (&launched.report.outcome, &failure_report.outcome)
     else {
         return None;
     };
-    let (root, file) = failure(launch, launched, *culprit, *exit);
-    let mut known = (**known).clone();
+    let (culprit, exit) = (failed.local_rank, failed.exit);
+    let (root, file) = failure(launch, launched, culprit, exit);
+    let known = (**known).clone();
     // Where stderr and stdout are one, the stream is called stdout.
-    let is_shown =
-        [Stream::Stderr, Stream::Stdout].iter().any(|stream| launch.shown.contains_key(&(*culprit, *stream)));
+    let is_shown = [Stream::Stderr, Stream::Stdout].iter().any(|stream| launch.shown.contains_key(&(culprit, *stream)));
     let is_above = is_shown && (known.blame.is_some() || file.is_none());
-    // A worker may be stopped after it wrote its error file and before it printed the traceback.
-    known.blame = known.blame.or_else(|| blame(file.as_ref()?.text.as_bytes(), *exit, &UncaughtException::Unknown));
     if let Some(own) = own {
         let data = match file {
             Some(file) => error_file::passed_on(file.data, exit.returncode()),
@@ -58,7 +54,7 @@ pub fn render_report(
         Some(Exit::Code(code)) if code != 0 => !end.signalled || has_raised(local),
         exit => !end.signalled && exit.is_some_and(|exit| !exit.is_success()),
     };
-    let others = ends.filter(|(local, end)| local != culprit && by_itself(*local, end));
+    let others = ends.filter(|(local, end)| *local != culprit && by_itself(*local, end));
     let other = |(local, end): (usize, &RankReport)| {
         let (mut other, _) = failure(launch, launched, local, end.exit?);
         let uncaught = &launched.processes[local].uncaught;
@@ -84,32 +80,9 @@ fn now() -> i64 {
     i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX)
 }
 
-/// A file's time stamp may be this much too early: the kernel stamps files by its timer ticks.
-const TICK: Duration = Duration::from_millis(20);
-
-/// The worker that failed first, where that is not the one that ended first. After a worker has written its error file it
-/// may take seconds to exit; workers that lose their connection to it may exit before it.
-pub fn find_first_failure(launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
-    let NodeOutcome::Failed { culprit, .. } = launched.report.outcome else { return None };
-    let attempt = launched.processes[culprit].attempt;
-    let failed = |local: usize| {
-        let exit = launched.report.ranks[local].exit;
-        launched.processes[local].attempt == attempt && exit.is_some_and(|exit| !exit.is_success())
-    };
-    let wrote = |local: usize| {
-        let path = launch.plan.ranks[local].per_attempt.as_ref()?.error_file.as_ref()?.at(attempt);
-        let at = std::fs::symlink_metadata(path).ok()?.modified().ok()?;
-        at.duration_since(SystemTime::UNIX_EPOCH).ok()
-    };
-    let others = (0..launch.plan.ranks.len()).filter(|local| *local != culprit && failed(*local));
-    let (at, first) = others.filter_map(|local| Some((wrote(local)?, local))).min()?;
-    let before = wrote(culprit).unwrap_or_else(|| launched.ended(culprit).saturating_sub(TICK));
-    (at < before && read_error_file(launch, first, attempt).is_some()).then_some(first)
-}
-
 /// The content of a worker's error file, or torchelastic's placeholder.
 pub fn error_data(launch: &Launch<'_>, launched: &LaunchResult, local_rank: usize) -> Value {
-    let file = read_error_file(launch, local_rank, launched.processes[local_rank].attempt);
+    let file = error_file_of(launch, local_rank, launched.processes[local_rank].attempt);
     file.map_or_else(|| json!({"message": "<NONE>"}), |(_, file)| file.data)
 }
 
@@ -120,7 +93,7 @@ fn failure(
     exit: Exit,
 ) -> (WorkerFailure, Option<ErrorFile>) {
     let process = &launched.processes[local_rank];
-    let (path, file) = match read_error_file(launch, local_rank, process.attempt) {
+    let (path, file) = match error_file_of(launch, local_rank, process.attempt) {
         Some((path, file)) => (Some(path), Some(file)),
         None => (None, None),
     };
@@ -146,22 +119,14 @@ fn last_lines(text: &str) -> String {
     lines.join("\n")
 }
 
-/// Bytes of the longest error file that is read.
-const MAX_ERROR_FILE: u64 = 16 << 20;
-
 /// The error file of a worker's attempt, if it wrote one that can be read.
-fn read_error_file(launch: &Launch<'_>, local_rank: usize, attempt: u32) -> Option<(PathBuf, ErrorFile)> {
-    let elastic = launch.plan.ranks[local_rank].per_attempt.as_ref()?;
-    let path = PathBuf::from(elastic.error_file.as_ref()?.at(attempt));
-    let length = std::fs::metadata(&path).ok()?.len();
-    let text = if length > MAX_ERROR_FILE { None } else { preflight::read("error_file", path.to_str()?).ok() };
-    match text.and_then(|text| error_file::parse(text.as_bytes())) {
-        Some(file) => Some((path, file)),
-        None => {
-            warn!("{}: not an error file; ignored", path.display());
-            None
-        }
+fn error_file_of(launch: &Launch<'_>, local_rank: usize, attempt: u32) -> Option<(PathBuf, ErrorFile)> {
+    let path = error_file_path(&launch.plan.ranks[local_rank], attempt).filter(|path| path.exists())?;
+    let file = read_error_file(&path);
+    if file.is_none() {
+        warn!("{}: not an error file; ignored", path.display());
     }
+    Some((path, file?))
 }
 
 fn write(own: &Path, data: &Value) {

@@ -28,10 +28,10 @@ use crate::probe::limits::processes::ProcessCounters;
 use crate::probe::memory::OomCounters;
 use crate::probe::{cpus, net, numa, torch};
 use crate::rendezvous::torch_store::StoreSockets;
+use crate::report::cause::verdict::Verdict;
 use crate::report::failure_report::{FailureReport, ReportStyle, render};
 use crate::report::github_annotation;
 use crate::run::control::live_status::LiveStatus;
-use crate::run::first_failure::FirstFailure;
 use crate::run::gpu_reader::GpuReader;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
@@ -393,7 +393,7 @@ impl Frontend for TorchrunFrontend<'_> {
         }
     }
 
-    fn report_progress(&self, note: &ProgressNote, failure: Option<&FirstFailure>, launch: &Launch<'_>) {
+    fn report_progress(&self, note: &ProgressNote, failure: Option<&Verdict>, launch: &Launch<'_>) {
         if let ProgressNote::Restarting { attempt, restart, of, .. } = note {
             // torchrun logs the number before it counts this restart.
             let left = of.saturating_sub(*restart) + 1;
@@ -405,10 +405,6 @@ impl Frontend for TorchrunFrontend<'_> {
         progress_messages::print_progress(note, failure, &launch.policy_of_stop(), &|local| {
             launch.plan.ranks[local].label()
         });
-    }
-
-    fn find_first_failure(&self, launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
-        report::find_first_failure(launch, launched)
     }
 
     fn map_exit_status(&self, status: i32) -> i32 {

@@ -3,8 +3,8 @@
 pub mod blame;
 pub mod error_file;
 pub mod fault;
-pub mod first_failure;
 pub mod lost_peer;
 pub mod native;
 pub mod traceback;
 pub mod uncaught;
+pub mod verdict;

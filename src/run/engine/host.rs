@@ -1,7 +1,7 @@
 //! What the engine acts on: starts, signals and reaps of children.
 
 use crate::model::Exit;
-use crate::supervise::{ChildId, MainProcess, ProgressNote};
+use crate::supervise::{ChildId, FailedRank, MainProcess, ProgressNote};
 use crate::sys::process::child::Child;
 use std::collections::BTreeSet;
 use std::io;
@@ -82,6 +82,11 @@ pub trait RankHost {
     }
     /// A child has failed; the others are about to be asked to stop.
     fn before_stop(&mut self) {}
+    /// All children of an attempt have ended that this child's failure ended, as far as the order of the ends says. Returns the one that
+    /// is to blame.
+    fn judge(&mut self, (local_rank, exit): (usize, Exit)) -> FailedRank {
+        FailedRank::ended_first(local_rank, exit)
+    }
     /// Ends all remaining processes of the job, before a new attempt.
     fn sweep_job(&mut self) {}
     /// Reports the progress of a stop or a restart.

@@ -71,7 +71,7 @@ pub fn hear(nodes: &mut StaticPeers) -> PeerNews {
 pub fn report_end(nodes: &mut StaticPeers, outcome: Option<&NodeOutcome>, plan: &Plan) -> bool {
     let why = match outcome {
         Some(NodeOutcome::Completed) => return nodes.report_success(),
-        Some(NodeOutcome::Failed { culprit, exit }) => format!("{}: {exit}", plan.ranks[*culprit].label()),
+        Some(NodeOutcome::Failed(failed)) => format!("{}: {}", plan.ranks[failed.local_rank].label(), failed.exit),
         Some(NodeOutcome::NotStarted { local_rank }) => {
             format!("{} could not be started", plan.ranks[*local_rank].label())
         }

@@ -1,6 +1,7 @@
 //! The processes of a plan's ranks: starts each with its log and its lifeline, sweeps what it leaves behind and writes its
 //! journal entries.
 
+pub mod evidence;
 mod hang_reports;
 mod node_messages;
 mod prepared_rank;
@@ -13,15 +14,15 @@ use crate::plan::OutputPlan;
 use crate::probe::limits::rank_limits::RankLimits;
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::cause::uncaught::{ProcessIdentity, RankNotes, UncaughtException};
+use crate::report::cause::verdict::Verdict;
 use crate::report::job_status::LaunchPhase;
 use crate::report::lost_peer;
 use crate::run::engine::{AttemptState, PendingExit, RankHost, RankStart, StartError};
-use crate::run::first_failure::{self, FirstFailure};
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::multi_node::torch_store::ServedTorchStore;
 use crate::run::output::console::LogFollower;
 use crate::run::output::log_copier::RankOutput;
-use crate::run::output::log_files::{self, TAIL_BYTES};
+use crate::run::output::log_files;
 use crate::run::output::log_rotation::LogRotation;
 use crate::run::output::output_routing::OutputRouting;
 use crate::run::output::rotated_log::RotatedLog;
@@ -39,7 +40,7 @@ use crate::run::sweep::stop_watch::StopWatch;
 use crate::run::sweep::{group_signal, paddle_memory, stop_recipients};
 use crate::run::tokens::{SAMPLES, ZYGOTE};
 use crate::run::zygote::ZygoteEvent;
-use crate::supervise::{ChildId, Lifecycle, MainProcess, ProgressNote, SupervisorEvent};
+use crate::supervise::{ChildId, FailedRank, Lifecycle, MainProcess, ProgressNote, SupervisorEvent};
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::CgroupDir;
@@ -81,6 +82,8 @@ pub struct RankProcesses<'a> {
     pub swept: Vec<Vec<Leftover>>,
     /// Processes of no rank in particular that were killed between attempts.
     pub strays: Vec<Leftover>,
+    /// The verdict on the last attempt in which a rank failed and whose ranks have all ended.
+    pub verdict: Option<Verdict>,
     /// Where each rank's Python notes the exception that ends it; by local rank.
     uncaught_files: Vec<Option<UncaughtFile>>,
     swept_last: usize,
@@ -141,6 +144,7 @@ impl<'a> RankProcesses<'a> {
             processes: vec![RankState::default(); launch.plan.ranks.len()],
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
+            verdict: None,
             uncaught_files: launch.plan.ranks.iter().map(|_| None).collect(),
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
@@ -241,19 +245,6 @@ impl<'a> RankProcesses<'a> {
         self.rotation.as_ref()?.log(tail?)
     }
 
-    /// The failure behind that of the rank that ended first.
-    pub fn describe_failure(&self, ended_first: usize, exit: Exit) -> FirstFailure {
-        let read = |local: usize, end: u64| {
-            let process = &self.processes[local];
-            let log = self.launch.tail_file(local, process.attempt);
-            let rotated = self.rotated_tail(log.as_ref());
-            let offset = |position: u64| rotated.as_ref().map_or(position, |log| log.offset(position));
-            let end = if end == u64::MAX { end } else { offset(end) };
-            log.map(|log| log_files::tail_until(&log, offset(process.log_start), end, TAIL_BYTES)).unwrap_or_default()
-        };
-        first_failure::describe(&self.processes, ended_first, exit, &read)
-    }
-
     /// Handles an event of the preload server, if there is one.
     pub fn check_zygote(&mut self, poll: &Poller) -> io::Result<()> {
         let Some(zygote) = &self.launch.zygote else { return Ok(()) };
@@ -346,7 +337,7 @@ impl RankHost for RankProcesses<'_> {
         }
         self.processes[id.local_rank].notes = notes;
         let process = &mut self.processes[id.local_rank];
-        (process.exit, process.signalled) = (Some(exit), signalled);
+        (process.exit, process.signalled, process.ended_at) = (Some(exit), signalled, Some(clock::now()));
         process.usage = child.usage();
         self.last_end = clock::now();
         self.launch.status.rank_ended(id.local_rank, exit);
@@ -418,6 +409,10 @@ impl RankHost for RankProcesses<'_> {
         }
     }
 
+    fn judge(&mut self, ended_first: (usize, Exit)) -> FailedRank {
+        RankProcesses::judge(self, ended_first)
+    }
+
     fn sweep_job(&mut self) {
         let ((kept, readers), cgroup) = (self.launch.kept_in_sweep(), self.launch.cgroup.as_ref());
         let mut is_urgent = || self.stop_watch.is_stop_waiting();
@@ -455,20 +450,17 @@ impl RankHost for RankProcesses<'_> {
         }
     }
 
-    fn report_progress(&mut self, mut note: ProgressNote) {
-        let mut failure = None;
+    fn report_progress(&mut self, note: ProgressNote) {
         if let (ProgressNote::Restarting { .. } | ProgressNote::RestartRequested { .. }, Some(zygote)) =
             (&note, &self.launch.zygote)
         {
             // On an error the next start fails, and that is reported.
             let _ = zygote.restart_if_lost(&self.launch.preload_context(), &self.poll, ZYGOTE);
         }
-        if let ProgressNote::Restarting { culprit, exit, .. } = &mut note {
-            let first = self.describe_failure(*culprit, *exit);
-            *culprit = first.local_rank;
-            *exit = self.processes[first.local_rank].exit.unwrap_or(*exit);
-            failure = Some(first);
-        }
+        let failure = match &note {
+            ProgressNote::Restarting { .. } => self.verdict.clone(),
+            _ => None,
+        };
         match &note {
             ProgressNote::Restarting { .. } => self.launch.status.set_phase(LaunchPhase::Restarting),
             ProgressNote::RestartRequested { .. } => {
@@ -487,8 +479,8 @@ impl RankHost for RankProcesses<'_> {
             | ProgressNote::AbortIgnored { .. }
             | ProgressNote::NotRestarting { .. } => {}
         }
-        let message = failure.as_ref().map_or("", |first| first.message.as_str());
-        self.journal.write_note(&note, message, |local| self.launch.plan.ranks[local].label());
+        let message = failure.as_ref().map(Verdict::message).unwrap_or_default();
+        self.journal.write_note(&note, &message, |local| self.launch.plan.ranks[local].label());
         self.listener.progressed(&note, failure.as_ref());
     }
 }

@@ -1,13 +1,13 @@
 //! What other nodes learn of a stop that begins on this node.
 
 use super::RankProcesses;
-use crate::model::Exit;
 use crate::probe::net;
-use crate::protocol::{FailureDetails, JobEnd, NodeStop, RankFailure};
+use crate::protocol::{JobEnd, NodeStop, RankFailure};
 use crate::rendezvous::torch_static::StaticPeers;
+use crate::report::cause::verdict::Verdict;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::Membership;
-use crate::run::record::job_culprit::with_fault;
+use crate::run::record::job_culprit::rank_failure;
 use crate::supervise::{NodeOutcome, NodeReport, StopReason};
 
 impl RankProcesses<'_> {
@@ -19,7 +19,8 @@ impl RankProcesses<'_> {
             StopReason::RankFailed(local_rank, exit) => {
                 let (info, node) = (membership.info(), membership.round().map_or(0, |(_, own)| own));
                 let again = info.rules.ask_for_restart(exit.shell_status());
-                RankFailure { again, ..self.rank_failure((local_rank, exit), info.host.clone(), node) }
+                let verdict = self.judge_now((local_rank, exit));
+                RankFailure { again, ..self.rank_failure(&verdict, info.host.clone(), node) }
             }
             _ => return None,
         };
@@ -31,12 +32,14 @@ impl RankProcesses<'_> {
     pub fn job_end(&self, reason: StopReason, node: usize) -> Option<JobEnd> {
         match reason {
             StopReason::Signal(signal) => (node == 0).then(|| JobEnd::Stopped { host: net::host_name(), signal }),
-            StopReason::RankFailed(local_rank, exit) => {
-                let failure = self.rank_failure((local_rank, exit), net::host_name(), node);
-                (!failure.lost_peer).then_some(JobEnd::Failed { failure, no_restart: None })
-            }
+            StopReason::RankFailed(local_rank, exit) => self.failed_job(&self.judge_now((local_rank, exit)), node),
             _ => None,
         }
+    }
+
+    fn failed_job(&self, verdict: &Verdict, node: usize) -> Option<JobEnd> {
+        let failure = self.rank_failure(verdict, net::host_name(), node);
+        (!failure.lost_peer).then_some(JobEnd::Failed { failure, no_restart: None })
     }
 
     /// The outcome of a job of a static rendezvous after the end of this node's ranks: by this report, of whose failure the others learn, or
@@ -44,7 +47,7 @@ impl RankProcesses<'_> {
     pub fn outcome_with_peers(&self, peers: &mut StaticPeers, report: &NodeReport) -> JobOutcome {
         let node = peers.node();
         let own = match report.outcome {
-            NodeOutcome::Failed { culprit, exit } => self.job_end(StopReason::RankFailed(culprit, exit), node),
+            NodeOutcome::Failed(_) => self.verdict.as_ref().and_then(|verdict| self.failed_job(verdict, node)),
             NodeOutcome::NotStarted { local_rank } => {
                 let why = report.ranks[local_rank].start_error.as_deref().unwrap_or_default();
                 let label = self.launch.plan.ranks[local_rank].label();
@@ -67,24 +70,8 @@ impl RankProcesses<'_> {
         JobOutcome::AsReported
     }
 
-    fn rank_failure(&self, (local_rank, exit): (usize, Exit), host: String, node: usize) -> RankFailure {
-        let first = self.describe_failure(local_rank, exit);
-        let label = self.launch.plan.ranks[first.local_rank].label();
-        let log = self.launch.tail_file(first.local_rank, self.processes[first.local_rank].attempt);
-        let details = FailureDetails {
-            log: log.map(|log| log.display().to_string()),
-            ..with_fault(FailureDetails::of_process(label, first.exit), first.fault.as_ref())
-        };
-        RankFailure {
-            host,
-            node,
-            process: label.to_string(),
-            outcome: first.exit.map_or_else(|| "an error".to_owned(), |exit| exit.to_string()),
-            message: first.message,
-            status: first.exit.unwrap_or(exit).shell_status(),
-            lost_peer: first.lost_peer,
-            details: Box::new(details),
-            ..RankFailure::default()
-        }
+    fn rank_failure(&self, verdict: &Verdict, host: String, node: usize) -> RankFailure {
+        let attempt = self.processes[verdict.culprit].attempt;
+        RankFailure { host, node, ..rank_failure(self.launch, verdict, attempt) }
     }
 }

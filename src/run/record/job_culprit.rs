@@ -3,7 +3,7 @@
 use crate::model::exit::signal_label;
 use crate::protocol::{FailureDetails, JobEnd, RankFailure};
 use crate::report::RankFault;
-use crate::report::failure_report::{Culprit, FailureCause, FailureReport};
+use crate::report::cause::verdict::Verdict;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
@@ -23,16 +23,25 @@ pub struct JobCulprit {
     details: FailureDetails,
 }
 
-/// What the other nodes learn of a rank of this node that failed first.
-pub fn details(culprit: &Culprit) -> FailureDetails {
-    let exit = Some(culprit.exit).filter(|_| !culprit.stopped_by_launcher);
-    let details = FailureDetails { log: culprit.log.clone(), ..FailureDetails::of_process(culprit.label, exit) };
-    with_fault(details, culprit.blame.as_ref().map(|blame| &blame.fault))
+/// What the other nodes learn of the rank of this node that failed first.
+pub fn rank_failure(launch: &Launch<'_>, verdict: &Verdict, attempt: u32) -> RankFailure {
+    let label = launch.plan.ranks[verdict.culprit].label();
+    RankFailure {
+        process: label.to_string(),
+        outcome: verdict.exit.map_or_else(|| "an error".to_owned(), |exit| exit.to_string()),
+        message: verdict.message(),
+        status: verdict.decisive.shell_status(),
+        lost_peer: verdict.lost_peer.is_some(),
+        details: Box::new(details(launch, verdict, attempt)),
+        ..RankFailure::default()
+    }
 }
 
-/// The same with the error that the process printed.
-pub fn with_fault(details: FailureDetails, fault: Option<&RankFault>) -> FailureDetails {
-    let Some(RankFault { what, text, .. }) = fault else { return details };
+fn details(launch: &Launch<'_>, verdict: &Verdict, attempt: u32) -> FailureDetails {
+    let log = launch.tail_file(verdict.culprit, attempt).map(|log| log.display().to_string());
+    let label = launch.plan.ranks[verdict.culprit].label();
+    let details = FailureDetails { log, ..FailureDetails::of_process(label, verdict.exit) };
+    let Some(RankFault { what, text, .. }) = verdict.blame.as_ref().map(|blame| &blame.fault) else { return details };
     FailureDetails {
         exception: (!what.is_empty()).then(|| what.chars().take(LONGEST_NAME).collect()),
         ..details.with_text(text)
@@ -59,24 +68,21 @@ impl JobCulprit {
         }
     }
 
-    /// The same where ranks have run here. `failure`: this node's failure report.
-    pub fn of_launch(
-        launch: &Launch<'_>,
-        launched: &LaunchResult,
-        host: &str,
-        failure: Option<&FailureReport>,
-    ) -> Option<Self> {
+    /// The same where ranks have run here.
+    pub fn of_launch(launch: &Launch<'_>, launched: &LaunchResult, host: &str) -> Option<Self> {
         let own = |details| {
             let node = launched.node.or((launch.plan.nnodes == 1).then_some(0));
             Self { node, host: host.to_owned(), details }
         };
-        let of_own_ranks = || match (&launched.report.outcome, failure.map(|report| &report.outcome)) {
+        let of_own_ranks = || match (&launched.report.outcome, &launched.verdict) {
             (NodeOutcome::NotStarted { local_rank }, _) => {
                 let why = launched.report.ranks[*local_rank].start_error.as_deref().unwrap_or_default();
                 let label = launch.plan.ranks[*local_rank].label();
                 Some(own(*RankFailure::not_started(label, why).details))
             }
-            (_, Some(FailureCause::Failed(culprit))) => Some(own(details(culprit))),
+            (NodeOutcome::Failed(_), Some(verdict)) => {
+                Some(own(details(launch, verdict, launched.processes[verdict.culprit].attempt)))
+            }
             _ => None,
         };
         Self::of_outcome(&launched.outcome).or_else(of_own_ranks)

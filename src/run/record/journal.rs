@@ -206,13 +206,13 @@ impl Journal {
             ProgressNote::Unkillable { living } => {
                 JournalEvent::Unkillable { living: numbers(living), living_roles: roles(living) }
             }
-            ProgressNote::Restarting { attempt, restart, of, culprit, exit, delay } => JournalEvent::Restarting {
+            ProgressNote::Restarting { attempt, restart, of, culprit, delay } => JournalEvent::Restarting {
                 attempt: *attempt,
                 restart: *restart,
                 of: *of,
-                culprit: label(*culprit).number,
-                culprit_role: label(*culprit).role,
-                exit: *exit,
+                culprit: label(culprit.local_rank).number,
+                culprit_role: label(culprit.local_rank).role,
+                exit: culprit.exit,
                 message: message.to_owned(),
                 delay_seconds: delay.as_secs_f64(),
             },

@@ -11,7 +11,7 @@ use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::record::job_culprit::JobCulprit;
 use crate::run::record::journal::VERSION;
 use crate::run::sweep::SweepResult;
-use crate::supervise::{NodeOutcome, RankReport};
+use crate::supervise::{FailedRank, NodeOutcome, RankReport};
 use crate::sys::clock;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -140,9 +140,9 @@ pub fn build_result<'a>(
     });
     let attempts = report.attempts.iter().zip(0..).map(|(one, attempt)| AttemptRecord {
         attempt,
-        culprit: one.failure.map(|(culprit, _)| ranks[culprit].rank),
-        culprit_role: one.failure.map(|(culprit, _)| ranks[culprit].role),
-        exit: one.failure.map(|(_, exit)| exit),
+        culprit: one.failure.map(|failed| ranks[failed.local_rank].rank),
+        culprit_role: one.failure.map(|failed| ranks[failed.local_rank].role),
+        exit: one.failure.map(|failed| failed.exit),
         seconds: one.ended.saturating_sub(one.began).as_secs_f64(),
     });
     let rank = |(local, plan): (usize, &'a RankPlan)| {
@@ -174,8 +174,8 @@ pub fn build_result<'a>(
         }
     };
     let culprit = match report.outcome {
-        NodeOutcome::Failed { culprit, .. } | NodeOutcome::NotStarted { local_rank: culprit } => {
-            Some(ranks[culprit].label())
+        NodeOutcome::Failed(FailedRank { local_rank, .. }) | NodeOutcome::NotStarted { local_rank } => {
+            Some(ranks[local_rank].label())
         }
         _ => None,
     };
@@ -190,7 +190,7 @@ pub fn build_result<'a>(
         outcome: launched.outcome.word(report),
         culprit: culprit.map(|label| label.number),
         culprit_role: culprit.map(|label| label.role),
-        job_culprit: JobCulprit::of_launch(launch, launched, host, failure.map(|(report, _)| report)),
+        job_culprit: JobCulprit::of_launch(launch, launched, host),
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
         restarts: Some(report.restarts),

@@ -2,12 +2,62 @@
 
 use super::{Supervisor, SupervisorPhase};
 use crate::supervise::child::{ChildState, SupervisedChild};
-use crate::supervise::report::{AttemptReport, NodeOutcome, NodeReport};
+use crate::supervise::event::{Effect, ProgressNote};
+use crate::supervise::report::{AttemptReport, FailedRank, NodeOutcome, NodeReport};
 use crate::supervise::restart::NoRestart;
-use crate::supervise::stop::StopReason;
+use crate::supervise::stop::{Reasons, StopReason, VerdictState};
+use crate::supervise::timer::Timer;
 use std::time::Duration;
 
 impl Supervisor {
+    /// Restarts or finishes once the attempt stops and no child is alive or being started.
+    pub(super) fn restart_or_finish(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let any_in = |state| self.children.iter().any(|c| c.state == state);
+        if any_in(ChildState::Alive) || any_in(ChildState::Starting) {
+            return;
+        }
+        self.last_call.disarm();
+        if let Some(Reasons {
+            first: StopReason::RankFailed(rank, exit), verdict: verdict @ VerdictState::None, ..
+        }) = &mut self.reasons
+        {
+            *verdict = VerdictState::Awaited;
+            self.timer.disarm();
+            effects.push(Effect::Judge(*rank, *exit));
+        }
+        if matches!(self.reasons, Some(Reasons { verdict: VerdictState::Awaited, .. })) {
+            return;
+        }
+        match self.next_attempt(now) {
+            Ok((ended, delay)) => {
+                let (attempt, of) = (self.attempt + 1, self.restarts.policy.max_restart);
+                self.phase = SupervisorPhase::Backoff(ended);
+                self.reasons = None;
+                self.timer.arm(now, delay);
+                if let Some(culprit) = ended.failure {
+                    let restart = self.restarts.made();
+                    effects.push(Effect::Note(ProgressNote::Restarting { attempt, restart, of, culprit, delay }));
+                }
+            }
+            Err(why) => {
+                self.phase = SupervisorPhase::Finished;
+                (self.timer, self.last_call) = (Timer::default(), Timer::default());
+                if let Some(why) = why {
+                    effects.push(Effect::Note(ProgressNote::NotRestarting { why }));
+                }
+                effects.push(Effect::Finish(self.report(now, why)));
+            }
+        }
+    }
+
+    /// The rank is known that is to blame for the end of the attempt.
+    pub(super) fn judged(&mut self, now: Duration, culprit: FailedRank, effects: &mut Vec<Effect>) {
+        if let Some(Reasons { verdict: verdict @ VerdictState::Awaited, .. }) = &mut self.reasons {
+            *verdict = VerdictState::Known(culprit);
+            self.restart_or_finish(now, effects);
+        }
+    }
+
     /// Whether the present attempt stops for a failure after which another attempt may follow.
     pub fn may_restart(&self) -> bool {
         let reason = self.reasons.map(|reasons| reasons.decisive);
@@ -34,10 +84,11 @@ impl Supervisor {
             StopReason::LauncherKilled => Err(Some(NoRestart::LauncherKilled)),
             StopReason::RankFailed(..) if self.forbids_restarts => Err(Some(NoRestart::Stopped)),
             StopReason::RankFailed(..) if any_abandoned => Err(Some(NoRestart::Unkillable)),
-            StopReason::RankFailed(culprit, exit) => {
-                let ended = ended(Some((culprit, exit)));
-                let delay = self.restarts.decide(now, self.attempt + 1, culprit, exit).map_err(Some)?;
-                Ok((ended, delay))
+            StopReason::RankFailed(local_rank, exit) => {
+                let culprit = reasons.verdict.culprit((local_rank, exit));
+                let (failed, decisive) = (culprit.local_rank, culprit.decisive);
+                let delay = self.restarts.decide(now, self.attempt + 1, failed, decisive).map_err(Some)?;
+                Ok((ended(Some(culprit)), delay))
             }
         }
     }
@@ -50,7 +101,10 @@ impl Supervisor {
         });
         let outcome = match reason {
             None | Some(StopReason::Done) => NodeOutcome::Completed,
-            Some(StopReason::RankFailed(culprit, exit)) => NodeOutcome::Failed { culprit, exit },
+            Some(StopReason::RankFailed(local_rank, exit)) => {
+                let verdict = self.reasons.map_or(VerdictState::None, |reasons| reasons.verdict);
+                NodeOutcome::Failed(verdict.culprit((local_rank, exit)))
+            }
             Some(StopReason::StartFailed(local_rank)) => NodeOutcome::NotStarted { local_rank },
             Some(StopReason::Restart) if self.in_rounds => NodeOutcome::Regrouped,
             Some(StopReason::Restart) => NodeOutcome::Stopped { signal: libc::SIGTERM },

@@ -4,7 +4,7 @@
 use super::{Source, assert_none, read, rust_sources};
 
 /// A word or phrase, and what to write instead.
-const RETIRED: [(&str, &str); 38] = [
+const RETIRED: [(&str, &str); 37] = [
     ("anybody", "name the process: a client, a rank, a node"),
     ("birth", "start, fork request"),
     ("desk", "handler, session"),
@@ -40,26 +40,21 @@ const RETIRED: [(&str, &str); 38] = [
     ("taken for lost", "considered lost"),
     ("tie", "rendezvous backend"),
     ("told", "env delta; set, sent, received"),
-    ("verdict", "failure report, outcome"),
     ("verdictum", "outcome"),
     ("whoever", "name the process"),
 ];
 
 /// Text that may contain a retired word, because a user's script or another project spells it so.
-const ALLOWED: [&str; 7] =
-    ["--dialect", "RLAUNCH_DIALECT", "GitHub", "\"dialect\"", "\"meeting\"", "\"told\"", "\"verdict\""];
+const ALLOWED: [&str; 6] = ["--dialect", "RLAUNCH_DIALECT", "GitHub", "\"dialect\"", "\"meeting\"", "\"told\""];
 
 /// Files that may contain a word, because it is a public name there: an attribute of a report, an old option.
-const PUBLIC_NAMES: [(&str, &str); 7] = [
+const PUBLIC_NAMES: [(&str, &str); 4] = [
     ("rlaunch/report.py", "told"),
-    ("rlaunch/report.py", "verdict"),
-    ("rlaunch/_launch/outcome.py", "verdict"),
     // The kernel's name (F_ADD_SEALS, fcntl(2)).
     ("sys/io/shared_words.rs", "seal"),
     // A variable of Hugging Face's.
     ("ecosystem/ecosystem_jobs.py", "hub"),
     ("python/launch/test_launch_api.py", "told"),
-    ("python/launch/test_launch_api.py", "verdict"),
 ];
 
 /// The words of a text, in lower case: identifiers are split at `_` and at capital letters.

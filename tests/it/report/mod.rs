@@ -5,3 +5,4 @@ mod failure_report;
 mod invariants;
 mod run_page;
 mod uncaught;
+mod verdict;

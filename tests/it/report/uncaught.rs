@@ -3,8 +3,8 @@
 use rlaunch::model::Exit;
 use rlaunch::report::cause::blame::Doubt;
 use rlaunch::report::cause::fault::{CodeLocation, RankFault};
-use rlaunch::report::cause::first_failure::{Account, read_account};
 use rlaunch::report::cause::uncaught::{NotedException, UncaughtException};
+use rlaunch::report::cause::verdict::{Account, read_account};
 use rlaunch::report::{Blame, FaultKind, blame};
 
 const LOGGED: &str = "ERROR:root:retry

@@ -4,7 +4,7 @@ use super::world::{GOOD, Happening, Job, Manners, World};
 use super::{FAILS, GRACE, MS, STUBBORN, UNKILLABLE, plain, restarting, run};
 use rlaunch::model::Exit;
 use rlaunch::supervise::Lifecycle::{AwaitedServer, First, Main, Server};
-use rlaunch::supervise::{KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, ProgressNote};
+use rlaunch::supervise::{FailedRank, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, ProgressNote};
 use std::time::Duration;
 
 /// All but the servers exit successfully; the servers live on, and children that cannot start are slow to fail.
@@ -39,7 +39,7 @@ pub fn note_cases(job: &Job, world: &World<'_>, note: &mut dyn FnMut(&'static st
     let any = |part: Lifecycle, what: &dyn Fn(usize) -> bool| {
         (0..job.parts.len()).any(|rank| job.parts[rank] == part && what(rank) && !(part == Server && alone))
     };
-    let blamed = |rank| matches!(report.outcome, NodeOutcome::Failed { culprit, .. } if culprit == rank);
+    let blamed = |rank| matches!(report.outcome, NodeOutcome::Failed(failed) if failed.local_rank == rank);
     let said = |what: &dyn Fn(&ProgressNote) -> bool| world.notes.iter().any(what);
     let ends = |what: &dyn Fn(&super::world::Together) -> bool| world.together.iter().any(what);
     let ranks = &report.ranks;
@@ -104,7 +104,7 @@ fn a_server_may_end_well_before_the_others_and_not_badly() {
     let report = run(&server_and_two(Exit::Code(0)));
     assert_eq!((report.outcome, report.at), (NodeOutcome::Completed, 100 * MS));
     let report = run(&server_and_two(Exit::Code(3)));
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Code(3) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(0, Exit::Code(3))));
     assert_eq!(report.victims(), [1, 2]);
 }
 
@@ -114,7 +114,7 @@ fn a_server_that_fails_with_the_last_of_the_work_fails_nothing() {
     let job = with(&[Server, Main, Main], plain(&[&[falls.clone(), GOOD, GOOD]], &[]));
     assert_eq!(run(&restarting(job)).outcome, NodeOutcome::Completed);
     let job = with(&[Server, Main, Main], plain(&[&[falls, GOOD, OBLIGING]], &[]));
-    assert_eq!(run(&job).outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Signal(11) });
+    assert_eq!(run(&job).outcome, NodeOutcome::Failed(FailedRank::ended_first(0, Exit::Signal(11))));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn awaited_servers_have_their_time_after_the_work() {
     // One that cannot save fails the job.
     let fails = Manners { exit: Exit::Code(3), ..saves.clone() };
     let report = run(&with(&[AwaitedServer, Main], plain(&[&[fails, GOOD]], &[])));
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Code(3) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(0, Exit::Code(3))));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn the_first_run_alone_and_in_order() {
 #[test]
 fn a_first_process_that_fails_is_to_blame_and_no_rank_was_started() {
     let report = run(&with(&[First, First, Main], plain(&[&[GOOD, FAILS, GOOD]], &[])));
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(1, Exit::Code(3))));
     assert_eq!((report.ranks[2].started_at, report.victims()), (None, vec![]));
 }
 
@@ -204,7 +204,7 @@ fn a_restart_skips_a_first_process_that_has_exited_successfully() {
     let attempts = [&[GOOD, FAILS, GOOD][..], &[FAILS, GOOD, FAILS], &[FAILS, FAILS, GOOD]];
     let report = run(&restarting(with(&[First, First, Main], plain(&attempts, &[]))));
     assert_eq!((report.outcome, report.restarts), (NodeOutcome::Completed, 2));
-    let culprits = report.attempts.iter().filter_map(|a| a.failure).map(|(culprit, _)| culprit);
+    let culprits = report.attempts.iter().filter_map(|a| a.failure).map(|failed| failed.local_rank);
     assert_eq!(culprits.collect::<Vec<_>>(), [1, 2]);
     assert_eq!(report.ranks[0].started_at, Some(Duration::ZERO));
     assert!(report.ranks[1].started_at.unwrap() < report.attempts[1].ended);

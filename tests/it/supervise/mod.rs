@@ -10,8 +10,9 @@ mod world;
 use proptest::prelude::*;
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    AbortReason, ChildId, Effect, KILL_PATIENCE, Lifecycle, MainProcess, NoRestart, NodeOutcome, NodeReport,
-    ProgressNote, Recipients, RestartBackoff, RestartPolicy, SupervisionPolicy, Supervisor, SupervisorEvent,
+    AbortReason, ChildId, Effect, FailedRank, KILL_PATIENCE, Lifecycle, MainProcess, NoRestart, NodeOutcome,
+    NodeReport, ProgressNote, Recipients, RestartBackoff, RestartPolicy, SupervisionPolicy, Supervisor,
+    SupervisorEvent,
 };
 use std::time::Duration;
 use world::{GOOD, Happening, Helpers, Job, Manners, World};
@@ -168,11 +169,14 @@ proptest! {
         prop_assert_eq!(completed, (0..job.parts.len()).all(well), "completed if, and only if, the work was done");
         let from_outside = matches!(report.outcome, NodeOutcome::Stopped { .. } | NodeOutcome::LauncherKilled);
         prop_assert!(!from_outside || world.stop_signals > 0 || world.host_lost || report.restart_requested);
-        if let NodeOutcome::Failed { culprit, exit } = report.outcome {
+        if let NodeOutcome::Failed(FailedRank { local_rank: culprit, exit, decisive }) = report.outcome {
             let ignored = |n: &ProgressNote| matches!(n, ProgressNote::AbortIgnored { living } if living.contains(&culprit));
             let is_stuck = exit == Exit::Signal(9) && world.notes.iter().any(ignored);
             prop_assert!(is_stuck || report.ranks[culprit].exit == Some(exit));
-            prop_assert!(is_stuck || !report.ranks[culprit].signalled, "a rank that was signalled is never the culprit");
+            prop_assert!(
+                is_stuck || decisive == exit || report.ranks[culprit].signalled,
+                "the exit of another rank decides only for a culprit that was signalled"
+            );
         }
     }
 
@@ -284,7 +288,7 @@ const FAILS: Manners = Manners { lives: Some(5), exit: Exit::Code(3), ..GOOD };
 #[test]
 fn a_failure_stops_the_others_and_is_the_culprit_even_if_a_signal_follows() {
     let report = run(&plain(&[&[STUBBORN, FAILS]], &[(1_000, Happening::Stop)]));
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(1, Exit::Code(3))));
     assert_eq!(report.victims(), [0]);
     assert!(report.ranks[0].killed && !report.ranks[1].killed);
     assert_eq!(report.at, MS * 5 + GRACE, "the second reason does not lengthen the grace");
@@ -308,7 +312,7 @@ fn a_failed_job_is_restarted_until_it_succeeds() {
     let report = run(&restarting(plain(&[&[GOOD, FAILS], &[FAILS, GOOD], &[GOOD, GOOD]], &[])));
     assert_eq!((report.outcome, report.restarts, report.no_restart), (NodeOutcome::Completed, 2, None));
     assert_eq!(
-        report.attempts.iter().filter_map(|a| a.failure).map(|(culprit, _)| culprit).collect::<Vec<_>>(),
+        report.attempts.iter().filter_map(|a| a.failure).map(|failed| failed.local_rank).collect::<Vec<_>>(),
         [1, 0]
     );
 }
@@ -316,7 +320,7 @@ fn a_failed_job_is_restarted_until_it_succeeds() {
 #[test]
 fn restarts_are_used_up() {
     let report = run(&restarting(plain(&[&[FAILS][..]; 9], &[])));
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Code(3) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(0, Exit::Code(3))));
     assert_eq!((report.restarts, report.no_restart), (3, Some(NoRestart::UsedUp(3))));
 }
 
@@ -334,7 +338,7 @@ fn a_stop_while_a_failure_is_cleaned_up_or_killed_cancels_the_restart() {
     let late = Manners { on_kill: Some(1_000), ..STUBBORN };
     for at in [1_000, 10_100] {
         let report = run(&restarting(plain(&[&[late.clone(), FAILS]], &[(at, Happening::Stop)])));
-        assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
+        assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(1, Exit::Code(3))));
         assert_eq!((report.no_restart, report.at), (Some(NoRestart::Stopped), GRACE + 1_005 * MS));
     }
 }
@@ -391,7 +395,7 @@ fn a_lost_host_is_no_failure_of_a_rank_unless_one_came_first() {
     let report = run(&restarting(plain(&[&[STUBBORN, GOOD]], &lost)));
     assert_eq!((report.outcome, report.no_restart, report.at), (NodeOutcome::LauncherKilled, None, 1_000 * MS));
     let report = run(&restarting(plain(&[&[STUBBORN, FAILS]], &lost)));
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(1, Exit::Code(3))));
     assert_eq!((report.no_restart, report.at), (Some(NoRestart::LauncherKilled), 1_000 * MS));
 }
 
@@ -421,13 +425,16 @@ fn a_node_that_the_others_do_not_wait_for_has_no_grace_period() {
     let report = run(&plain(&[&[STUBBORN, STUBBORN]], &[(1_000, Happening::Stop), cut_off(2_000)]));
     assert_eq!((report.outcome, report.at), (NodeOutcome::Stopped { signal: libc::SIGINT }, 2_000 * MS));
     let report = run(&restarting(plain(&[&[STUBBORN, FAILS]], &[cut_off(1_000)])));
-    assert_eq!((report.outcome, report.no_restart), (NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) }, None));
+    assert_eq!(
+        (report.outcome, report.no_restart),
+        (NodeOutcome::Failed(FailedRank::ended_first(1, Exit::Code(3))), None)
+    );
     let suspended = [(500, Happening::Suspend), cut_off(1_000)];
     assert_eq!(run(&plain(&[&[STUBBORN]], &suspended)).at, 1_000 * MS);
 }
 
 #[test]
-fn of_ranks_that_ended_together_the_first_failure_is_the_culprit_and_none_is_signalled() {
+fn of_ranks_that_ended_together_the_driver_names_the_culprit_and_none_is_signalled() {
     let id = |local_rank| ChildId { attempt: 0, local_rank };
     let mut machine = Supervisor::adopting(4, SupervisionPolicy::with_grace(Duration::from_secs(1)), Duration::ZERO);
     let mut effects = Vec::new();
@@ -437,8 +444,11 @@ fn of_ranks_that_ended_together_the_first_failure_is_the_culprit_and_none_is_sig
     assert_eq!(effects, [Effect::Kill { child: id(3), signal: libc::SIGTERM, to: Recipients::MainProcessFirst }]);
     effects.clear();
     machine.handle(Duration::from_secs(2), SupervisorEvent::Exited(vec![(id(3), Exit::Signal(15))]), &mut effects);
+    assert_eq!(effects, [Effect::Judge(2, Exit::Signal(9))]);
+    let culprit = FailedRank { local_rank: 1, exit: Exit::Code(1), decisive: Exit::Code(1) };
+    machine.handle(Duration::from_secs(2), SupervisorEvent::Judged(culprit), &mut effects);
     let Some(Effect::Finish(report)) = effects.last() else { panic!("{effects:?}") };
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 2, exit: Exit::Signal(9) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(culprit));
     assert_eq!(report.victims(), [3]);
     effects.clear();
     machine.handle(Duration::from_secs(3), SupervisorEvent::Exited(Vec::new()), &mut effects);
@@ -457,10 +467,13 @@ fn outdated_events_during_a_restart_delay_change_nothing() {
     let mut machine = Supervisor::adopting(1, policy, Duration::ZERO);
     let (id, mut effects) = (ChildId { attempt: 0, local_rank: 0 }, Vec::new());
     machine.handle(Duration::ZERO, SupervisorEvent::Exited(vec![(id, Exit::Code(1))]), &mut effects);
+    let judged = || SupervisorEvent::Judged(FailedRank::ended_first(0, Exit::Code(1)));
+    machine.handle(Duration::ZERO, judged(), &mut effects);
     let due = machine.next_deadline();
     assert!(due.is_some());
     effects.clear();
     machine.handle(Duration::from_secs(1), SupervisorEvent::Exited(vec![(id, Exit::Code(1))]), &mut effects);
     machine.handle(Duration::from_secs(1), SupervisorEvent::Exited(Vec::new()), &mut effects);
+    machine.handle(Duration::from_secs(1), judged(), &mut effects);
     assert_eq!((effects, machine.next_deadline()), (vec![], due));
 }

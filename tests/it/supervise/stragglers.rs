@@ -3,7 +3,7 @@
 use super::world::{GOOD, Happening, Job, Manners, World};
 use super::{GRACE, MS, STUBBORN, plain, restarting, run};
 use rlaunch::model::Exit;
-use rlaunch::supervise::{AbortReason, Lifecycle, NodeOutcome, ProgressNote, SupervisionPolicy};
+use rlaunch::supervise::{AbortReason, FailedRank, Lifecycle, NodeOutcome, ProgressNote, SupervisionPolicy};
 
 fn with_straggler_timeout(job: Job, millis: u32) -> Job {
     Job { policy: SupervisionPolicy { straggler_timeout: Some(millis * MS), ..job.policy }, ..job }
@@ -17,12 +17,12 @@ fn stragglers_fail_by_themselves_after_their_time() {
     let (report, limit) = (report.unwrap(), 1_000 * MS);
     let reason = AbortReason::Straggler { first: 1, limit };
     assert!(notes.contains(&ProgressNote::Aborting { ranks: vec![0, 2], reason }));
-    let NodeOutcome::Failed { exit, .. } = report.outcome else { panic!("{:?}", report.outcome) };
+    let NodeOutcome::Failed(FailedRank { exit, .. }) = report.outcome else { panic!("{:?}", report.outcome) };
     assert_eq!((exit, report.at), (Exit::Signal(libc::SIGABRT), 1_105 * MS));
     let soon = Manners { lives: Some(1_099), ..GOOD };
     assert_eq!(run(&with_straggler_timeout(plain(&[&[soon, GOOD]], &[]), 1_000)).outcome, NodeOutcome::Completed);
     let report = run(&with_straggler_timeout(plain(&[&[STUBBORN, GOOD]], &[]), 1_000));
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Signal(libc::SIGKILL) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(0, Exit::Signal(libc::SIGKILL))));
     assert_eq!(report.at, 1_100 * MS + GRACE);
     let job = restarting(plain(&[&[slow, GOOD], &[GOOD, GOOD]], &[]));
     let report = run(&with_straggler_timeout(job, 1_000));
@@ -46,6 +46,6 @@ fn their_time_begins_when_all_have_been_started() {
     let late = Manners { start_takes: 5_000, lives: None, ..GOOD };
     let job = with_straggler_timeout(plain(&[&[GOOD, late]], &[]), 1_000);
     let report = run(&job);
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Signal(libc::SIGABRT) });
+    assert_eq!(report.outcome, NodeOutcome::Failed(FailedRank::ended_first(1, Exit::Signal(libc::SIGABRT))));
     assert_eq!(report.at, 6_005 * MS);
 }

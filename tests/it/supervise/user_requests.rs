@@ -4,8 +4,8 @@ use super::world::{GOOD, Happening, Job};
 use super::{FAILS, GRACE, MS, STUBBORN, UNKILLABLE, plain, restarting, run};
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    ChildId, Effect, Lifecycle, NoRestart, NodeOutcome, ProgressNote, RankStop, SupervisionPolicy, Supervisor,
-    SupervisorEvent,
+    ChildId, Effect, FailedRank, Lifecycle, NoRestart, NodeOutcome, ProgressNote, RankStop, SupervisionPolicy,
+    Supervisor, SupervisorEvent,
 };
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn a_later_request_shortens_the_grace_period_or_the_delay() {
     assert_eq!(run(&plain(&[&[STUBBORN], &[GOOD]], &asks)).at, 5_100 * MS);
     let report = run(&restarting(plain(&[&[FAILS], &[GOOD]], &[ask(100, None)])));
     assert_eq!((report.at, report.attempts.len()), (200 * MS, 1));
-    assert_eq!(report.attempts[0].failure, Some((0, Exit::Code(3))));
+    assert_eq!(report.attempts[0].failure, Some(FailedRank::ended_first(0, Exit::Code(3))));
 }
 
 #[test]
@@ -61,6 +61,8 @@ fn no_restart_follows_where_restarts_are_forbidden() {
         machine.handle(Duration::ZERO, failed(0), &mut effects);
         assert_eq!(machine.may_restart(), may_restart);
         machine.handle(Duration::ZERO, failed(1), &mut effects);
+        let culprit = FailedRank::ended_first(0, Exit::Code(1));
+        machine.handle(Duration::ZERO, SupervisorEvent::Judged(culprit), &mut effects);
         let end = effects.into_iter().find_map(|effect| match effect {
             Effect::Finish(report) => Some(report.no_restart),
             _ => None,

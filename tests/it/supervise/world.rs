@@ -15,7 +15,8 @@ pub use job::{GOOD, Happening, Helpers, Job, Manners, Together};
 
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    AbortReason, AttemptReport, ChildId, Effect, Lifecycle, NodeReport, ProgressNote, Supervisor, SupervisorEvent,
+    AbortReason, AttemptReport, ChildId, Effect, FailedRank, Lifecycle, NodeReport, ProgressNote, Supervisor,
+    SupervisorEvent,
 };
 use std::time::Duration;
 
@@ -79,7 +80,7 @@ enum Cause {
     /// All ranks that are waited for have exited successfully.
     Done,
     Restart,
-    Failed(usize, Exit),
+    Failed(FailedRank),
     NotStarted(usize),
     Asked,
     CutOff,
@@ -297,7 +298,7 @@ impl<'a> World<'a> {
                 assert_eq!(first_due, Some(self.awake()), "an aborted rank has too much time");
                 let stuck = self.aborted().find(|aborted| aborted.killed && Some(aborted.due) == first_due);
                 if let Some(&Aborted { rank, .. }) = stuck {
-                    self.reason(Cause::Failed(rank, Exit::Signal(9)));
+                    self.reason(Cause::Failed(FailedRank::ended_first(rank, Exit::Signal(9))));
                 }
                 self.time_out();
             }
@@ -386,7 +387,7 @@ impl<'a> World<'a> {
             } else if !exit.is_success() {
                 together.failed += 1;
                 together.by_signal += usize::from(matches!(exit, Exit::Signal(_)));
-                failed.get_or_insert(Cause::Failed(id.local_rank, exit));
+                failed.get_or_insert(Cause::Failed(FailedRank::ended_first(id.local_rank, exit)));
             }
         }
         together.done = self.first.is_none() && self.is_done();

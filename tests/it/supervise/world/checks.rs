@@ -3,8 +3,8 @@
 use super::{Aborted, Cause, First, Life, Manners, SIGNAL, Sim, World};
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    AbortReason, AttemptReport, ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport,
-    ProgressNote, Recipients,
+    AbortReason, AttemptReport, ChildId, Effect, FailedRank, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome,
+    NodeReport, ProgressNote, Recipients, SupervisorEvent,
 };
 use std::time::Duration;
 
@@ -50,6 +50,7 @@ impl World<'_> {
                     let named = |n: &ProgressNote| matches!(n, ProgressNote::Unkillable { living } if living.contains(&id.local_rank));
                     assert!(self.notes.last().is_some_and(named), "gave up {id:?} without a word");
                 }
+                Effect::Judge(rank, exit) => self.judge(rank, exit),
                 Effect::Sweep => self.sweep(),
                 Effect::Note(note) => self.note(note),
                 Effect::Finish(report) => self.finish(report),
@@ -58,6 +59,27 @@ impl World<'_> {
         assert!(!self.swept, "nothing was spawned after a sweep");
         self.begin_requested_restart();
         self.check();
+    }
+
+    /// Blames the rank that ended first, or another one that failed.
+    fn judge(&mut self, rank: usize, exit: Exit) {
+        let runs = self.sims.iter().any(|s| matches!(s.life, Life::Alive | Life::Starting { .. }));
+        assert!(!runs && self.backoff.is_none(), "judged before all had ended");
+        let Some(First { cause: Cause::Failed(first), .. }) = &mut self.first else { panic!("nothing has failed") };
+        assert_eq!(*first, FailedRank::ended_first(rank, exit));
+        let failed = |(other, sim): (usize, &Sim)| match sim.life {
+            Life::Ended(own) if other != rank && !own.is_success() => {
+                Some(FailedRank { local_rank: other, exit: own, decisive: if sim.signalled { exit } else { own } })
+            }
+            _ => None,
+        };
+        if self.job.mix % 4 == 3
+            && let Some(other) = self.sims.iter().enumerate().find_map(failed)
+        {
+            *first = other;
+        }
+        let judged = *first;
+        self.send(SupervisorEvent::Judged(judged));
     }
 
     /// An attempt that a user wants to be followed by another is, once nothing of it runs.
@@ -209,19 +231,19 @@ impl World<'_> {
                 assert_eq!(living, &self.living());
                 assert!(!living.is_empty());
             }
-            ProgressNote::Restarting { attempt, restart, of, culprit, exit, delay } => {
+            ProgressNote::Restarting { attempt, restart, of, culprit, delay } => {
                 assert!(self.restart_refusal().is_none() && *of > 0, "restarted against the policy");
-                let Some(Cause::Failed(first, how)) = self.first.take().map(|f| f.cause) else {
+                let Some(Cause::Failed(first)) = self.first.take().map(|f| f.cause) else {
                     panic!("{note:?} though nothing has failed")
                 };
-                assert_eq!((culprit, exit), (&first, &how));
+                assert_eq!(culprit, &first);
                 assert_eq!((*attempt, *of), (self.attempt + 1, self.job.policy.restart.max_restart));
                 assert_eq!(*restart as usize, self.recent().len() + 1);
                 let backoff = self.job.policy.restart.backoff;
                 let full = (1..=self.recent().len()).fold(backoff.base, |d, _| d * 2).min(backoff.max);
                 assert!((full / 2..=full).contains(delay), "waits {delay:?} of {full:?}");
                 assert_eq!(*delay, backoff.delay(*attempt, self.recent().len() as u32 + 1));
-                let failed = AttemptReport { failure: Some((first, how)), began: self.began, ended: self.now };
+                let failed = AttemptReport { failure: Some(first), began: self.began, ended: self.now };
                 self.backoff = Some((failed, self.awake() + *delay));
                 (self.killing, self.awaiting) = (false, None);
                 self.waits_asleep |= self.asleep.is_some();
@@ -257,7 +279,7 @@ impl World<'_> {
             return None;
         }
         let (rank, exit) = match cause {
-            Some(Cause::Failed(rank, exit)) => (rank, exit),
+            Some(Cause::Failed(failed)) => (failed.local_rank, failed.decisive),
             Some(Cause::NotStarted(rank)) => (rank, Exit::Lost),
             Some(Cause::Restart) => (0, Exit::Lost),
             Some(Cause::Asked | Cause::HostLost | Cause::CutOff) if self.backoff.is_some() => (0, Exit::Lost),
@@ -267,7 +289,8 @@ impl World<'_> {
         if self.cut_off && !self.host_lost && self.stop_signals == 0 {
             return None;
         }
-        let times = self.history.iter().rev().filter_map(|a| a.failure).take_while(|last| *last == (rank, exit));
+        let times = self.history.iter().rev().filter_map(|a| a.failure);
+        let times = times.take_while(|last| (last.local_rank, last.decisive) == (rank, exit));
         let times = times.count() as u32 + 1;
         let used = self.recent().len() as u32;
         let status = exit.shell_status();
@@ -306,7 +329,7 @@ impl World<'_> {
                 None if self.job.policy.in_rounds => NodeOutcome::Regrouped,
                 None => NodeOutcome::Stopped { signal: libc::SIGTERM },
             },
-            Some(Cause::Failed(culprit, exit)) => NodeOutcome::Failed { culprit, exit },
+            Some(Cause::Failed(failed)) => NodeOutcome::Failed(failed),
             Some(Cause::NotStarted(local_rank)) => NodeOutcome::NotStarted { local_rank },
             Some(Cause::Asked) => NodeOutcome::Stopped { signal: SIGNAL },
             Some(Cause::CutOff) => NodeOutcome::Regrouped,

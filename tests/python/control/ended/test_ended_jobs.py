@@ -100,7 +100,7 @@ def test_an_ended_job_is_found_by_each_of_its_names(any_jobs: Jobs) -> None:
         )
     table = jobs.ask("status").stdout.decode()
     assert table.splitlines()[-1].split()[:3] == ["rank", "0", "failed"], table
-    for unknown in ("exp8", "mine2", str(pid + 1), "--log-dir=exp7"):
+    for unknown in ("exp8", "mine2", str(1 << 22), "--log-dir=exp7"):
         assert [jobs.ask(command, unknown).status for command in ("status", "logs", "report")] == [1] * 3, (
             unknown
         )

@@ -179,3 +179,32 @@ def test_a_reason_that_is_far_from_the_end_is_none(place: Place) -> None:
     place.script(OLD)
     assert place.run("--nproc_per_node=1", "train.py").status == 3
     assert "KeyError" not in str(place.result()["reason"])
+
+
+def test_lines_and_records_name_one_culprit_though_a_victim_ends_first(place: Place) -> None:
+    """Of each attempt: of the one that is followed by another, and of the last."""
+    place.script("""
+        import atexit
+        attempt = os.environ["RLAUNCH_RANK_KEY"].split("/")[1]
+        if rank == 1:
+            atexit.register(sleep)
+            atexit.register(tell, f"exiting{attempt}", 0)
+            raise KeyError("step")
+        await_file(f"exiting{attempt}.1")
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1")
+    """)
+    restarts = ("--max_restart=1", "--restart_delay=0", "--same_failure_limit=2")
+    ended = place.run("--nproc_per_node=2", *restarts, "train.py")
+    result = place.result()
+    (attempt,) = result["attempts"]
+    (restarting,) = [one for one in place.events() if one["event"] == "restarting"]
+    for record in (attempt, restarting):
+        assert (record["culprit"], record["exit"]) == (1, {"code": 1}), record
+    assert restarting["message"] == "KeyError: 'step'"
+    assert "rank 1 failed first: KeyError: 'step'; restart 1 (at most 1) at once" in ended.stderr
+    assert (result["culprit"], result["reason"]) == (1, "KeyError: 'step'")
+    job_culprit = result["job_culprit"]
+    assert (job_culprit["rank"], job_culprit["exception"]) == (1, "KeyError")
+    assert (ended.status, result["ranks"][1]["exit"]) == (1, {"code": 1})
+    (refused,) = [one for one in place.events() if one["event"] == "not_restarting"]
+    assert "2" in str(refused), "the same rank failed twice"
