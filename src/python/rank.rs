@@ -170,16 +170,10 @@ impl Spawner {
         self.begin(
             py,
             SpawnCommand {
-                program: c_string(program)?,
-                argv: c_strings(argv)?,
-                envp: c_strings(environ)?,
-                detached: false,
                 group: ProcessGroup::Inherited,
-                cwd: None,
                 mask: spawn::current_mask(),
-                nofile: None,
-                affinity: None,
                 default_sigpipe: false,
+                ..SpawnCommand::new(program, argv, environ).map_err(null)?
             },
             NumberedDescriptors {
                 stdio: [None, output, output],
@@ -209,16 +203,10 @@ impl Spawner {
         self.begin(
             py,
             SpawnCommand {
-                program: c_string(program)?,
-                argv: c_strings(argv)?,
-                envp: c_strings(environ)?,
-                detached: false,
                 group: if own_group { ProcessGroup::Own } else { ProcessGroup::Inherited },
                 cwd: cwd.map(c_string).transpose()?,
                 mask: spawn::current_mask_and(&[BLOCKED_AT_START.as_slice(), &BLOCKED_IN_LAUNCHER].concat()),
-                nofile: None,
-                affinity: None,
-                default_sigpipe: true,
+                ..SpawnCommand::new(program, argv, environ).map_err(null)?
             },
             NumberedDescriptors {
                 stdio: [None, given(output.0), given(output.1)],
@@ -303,10 +291,6 @@ fn null(error: std::ffi::NulError) -> PyErr {
 
 fn c_string(bytes: Vec<u8>) -> PyResult<CString> {
     CString::new(bytes).map_err(null)
-}
-
-fn c_strings(list: Vec<Vec<u8>>) -> PyResult<Vec<CString>> {
-    spawn::c_strings(list).map_err(null)
 }
 
 impl Spawner {
@@ -426,16 +410,13 @@ pub fn set_up_rank_process(
     let given = |fd: i32| (fd >= 0).then_some(fd);
     let scope = if session { KillScope::Group } else { KillScope::Process };
     let start = SpawnCommand {
-        program: CString::default(),
-        argv: Vec::new(),
-        envp: Vec::new(),
-        detached: false,
         group: if session { ProcessGroup::Session } else { ProcessGroup::Inherited },
         cwd: cwd.map(c_string).transpose()?,
         mask: spawn::current_mask(),
         nofile,
         affinity: cpus.map(|cpus| CpuMask::of(&cpus.into_iter().collect())),
         default_sigpipe: false,
+        ..SpawnCommand::new("", Vec::new(), Vec::new())?
     };
     let numbers = NumberedDescriptors {
         stdio: [given(stdio.0), given(stdio.1), given(stdio.2)],

@@ -31,9 +31,6 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// How often `status --watch`, `logs --follow` and `top` ask again.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Why other nodes are not shown.
-const OLDER: &str = "its launcher is of an earlier version of rlaunch, which cannot ask the other nodes";
-
 /// A launcher, by its socket. Each request has a connection of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
@@ -86,16 +83,11 @@ impl Client {
     /// The answers of the job's nodes to a question. `this_node`: of this one alone.
     pub fn ask_nodes(&mut self, question: NodeQuestion, this_node: bool) -> Result<Answers, ControlError> {
         let status = self.status()?;
-        let mut only_this_node = None;
         if !this_node && status.nnodes > 1 {
-            match self.ask(ControlRequest::Nodes { question }) {
-                Ok(ControlAnswer::Nodes { nodes, only_this_node }) => {
-                    return Ok(Answers { status, nodes, only_this_node });
-                }
-                Err(ControlError::EarlierVersion) => only_this_node = Some(OLDER.to_owned()),
-                Ok(_) => return Err(ControlError::NotUnderstood),
-                Err(error) => return Err(error),
-            }
+            return match self.ask(ControlRequest::Nodes { question })? {
+                ControlAnswer::Nodes { nodes, only_this_node } => Ok(Answers { status, nodes, only_this_node }),
+                _ => Err(ControlError::NotUnderstood),
+            };
         }
         let (status, facts, stacks) = match question {
             NodeQuestion::Status => {
@@ -109,7 +101,7 @@ impl Client {
         };
         let answer = NodeAnswer { at: clock::wall().as_secs_f64(), status: status.clone(), facts, stacks };
         let own = NodeEntry { node: None, host: status.host.clone(), is_own: true, answer: Some(answer), error: None };
-        Ok(Answers { status, nodes: vec![own], only_this_node })
+        Ok(Answers { status, nodes: vec![own], only_this_node: None })
     }
 
     /// Waits until the launcher has ended, at most for this time.

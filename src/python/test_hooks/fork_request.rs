@@ -4,7 +4,7 @@ use crate::python::rank::NumberedDescriptors;
 use crate::run::zygote;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::lifeline::KillScope;
-use crate::sys::process::spawn::{self, ProcessGroup, SpawnCommand};
+use crate::sys::process::spawn::{self, SpawnCommand};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use std::ffi::CString;
@@ -22,16 +22,11 @@ pub fn encode_fork_request(
 ) -> PyResult<(Vec<u8>, Vec<i32>)> {
     let [stdin, stdout, stderr, lifeline, cgroup] = fds;
     let command = SpawnCommand {
-        program: CString::default(),
-        argv: spawn::c_strings(argv)?,
-        envp: spawn::c_strings(envp)?,
-        group: ProcessGroup::Session,
         cwd: cwd.map(CString::new).transpose()?,
-        detached: false,
         mask: spawn::current_mask(),
         nofile,
         affinity: cpus.map(|cpus| CpuMask::of(&cpus.into_iter().collect())),
-        default_sigpipe: true,
+        ..SpawnCommand::new("", argv, envp)?
     };
     let lifeline = lifeline.map(|fd| (fd, KillScope::Group));
     let numbers = NumberedDescriptors { stdio: [stdin, stdout, stderr], keep: Vec::new(), cgroup, lifeline };

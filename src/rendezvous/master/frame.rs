@@ -42,9 +42,6 @@ pub enum FromNode {
         id: String,
         /// Its record (`NodeRecord`).
         record: String,
-        /// Whether it knows questions.
-        #[serde(default)]
-        questions: bool,
     },
     /// The node's record has changed.
     Record {
@@ -91,9 +88,6 @@ pub enum FromMaster {
         instance: String,
         /// Milliseconds without a message before a node is considered lost.
         lease_ms: u64,
-        /// Whether it knows questions.
-        #[serde(default)]
-        questions: bool,
     },
     /// The job's state.
     State {

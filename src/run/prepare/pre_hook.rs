@@ -5,7 +5,7 @@ use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::spawn;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors};
+use crate::sys::process::spawn::{SpawnCommand, SpawnDescriptors};
 use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, pipe2};
@@ -93,18 +93,7 @@ fn start(command: &str, vars: &[(&str, String)]) -> io::Result<(Child, [HookOutp
         // The command's own ends block, as programs expect.
         nix::fcntl::fcntl(end, nix::fcntl::FcntlArg::F_SETFL(OFlag::empty()))?;
     }
-    let start = SpawnCommand {
-        program: c"/bin/sh".to_owned(),
-        argv: spawn::c_strings(argv)?,
-        envp: spawn::c_strings(env)?,
-        group: ProcessGroup::Session,
-        cwd: None,
-        detached: false,
-        mask: spawn::empty_mask(),
-        nofile: None,
-        affinity: None,
-        default_sigpipe: true,
-    };
+    let start = SpawnCommand::new("/bin/sh", argv.into(), env.collect())?;
     let stdio = [&null, &out, &err].map(|fd| Some(fd.as_fd()));
     let started = spawn::start(&start, &SpawnDescriptors { stdio, ..SpawnDescriptors::default() })
         .map_err(|error| io::Error::other(error.to_string()))?;

@@ -21,8 +21,7 @@ use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::Lifeline;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::spawn;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
-use std::ffi::{CString, NulError};
+use crate::sys::process::spawn::{SpawnCommand, SpawnedProcess};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
@@ -188,18 +187,12 @@ impl RankProcesses<'_> {
             env.set(uncaught_file::VARIABLE, file.path());
         }
         let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
-        let strings = |items: Vec<Vec<u8>>| -> Result<Vec<CString>, NulError> { spawn::c_strings(items) };
+        let argv = plan.argv.iter().map(|word| word.clone().into_vec());
         let command = SpawnCommand {
-            program: CString::new(program.as_os_str().as_encoded_bytes()).map_err(nul)?,
-            argv: strings(plan.argv.iter().map(|a| a.clone().into_vec()).collect()).map_err(nul)?,
-            envp: strings(env.collect()).map_err(nul)?,
-            group: ProcessGroup::Session,
-            cwd: None,
-            detached: false,
             mask: self.mask,
             nofile: self.launch.nofile,
             affinity: plan.cpus.as_ref().map(CpuMask::of),
-            default_sigpipe: true,
+            ..SpawnCommand::new(program.as_os_str().as_encoded_bytes(), argv.collect(), env.collect()).map_err(nul)?
         };
         Ok(PreparedRank { command, streams: opened, lifeline: end })
     }

@@ -7,11 +7,11 @@ use crate::sys::io::{fd, packet};
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::pidfd;
-use crate::sys::process::spawn::{self, ProcessGroup, SpawnCommand, SpawnDescriptors};
+use crate::sys::process::spawn::{self, SpawnCommand, SpawnDescriptors};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use std::collections::BTreeSet;
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -106,19 +106,8 @@ impl StackReader {
         let (lifeline, tied) = Lifeline::open()?;
         let words = [self.python.as_os_str().as_bytes(), b"-c", COMMAND.as_bytes()];
         let variables = self.environment.iter().map(|(name, value)| [name.as_bytes(), value.as_bytes()].join(&b'='));
-        let strings = |words: Vec<Vec<u8>>| spawn::c_strings(words).map_err(io::Error::from);
-        let command = SpawnCommand {
-            program: CString::new(self.python.as_os_str().as_bytes()).map_err(io::Error::from)?,
-            argv: strings(words.map(<[u8]>::to_vec).into())?,
-            envp: strings(variables.collect())?,
-            group: ProcessGroup::Session,
-            cwd: None,
-            detached: false,
-            mask: spawn::empty_mask(),
-            nofile: None,
-            affinity: None,
-            default_sigpipe: true,
-        };
+        let command = SpawnCommand::new(words[0], words.map(<[u8]>::to_vec).into(), variables.collect())
+            .map_err(io::Error::from)?;
         let descriptors = SpawnDescriptors {
             stdio: [Some(question.as_fd()), Some(end.as_fd()), Some(nothing.as_fd())],
             lifeline: Some((tied.as_fd(), KillScope::Group)),

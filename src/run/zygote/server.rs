@@ -14,10 +14,10 @@ use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::spawn;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnDescriptors, SpawnedProcess};
+use crate::sys::process::spawn::{SpawnCommand, SpawnDescriptors, SpawnedProcess};
 use serde::Deserialize;
 use std::cell::RefCell;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -216,17 +216,10 @@ impl Zygote {
         let argv = std::iter::once(python).chain(flags).map(|word| word.clone().into_vec()).chain(last);
         let base: Vec<_> = context.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect();
         let vars = preload::common_environment(&base, context.ranks);
+        let vars = vars.into_iter().map(|(name, value)| [name, value].join(&b'='));
         let command = SpawnCommand {
-            program: CString::new(context.program.as_os_str().as_bytes())?,
-            argv: spawn::c_strings(argv)?,
-            envp: spawn::c_strings(vars.into_iter().map(|(name, value)| [name, value].join(&b'=')))?,
-            group: ProcessGroup::Session,
-            cwd: None,
-            detached: false,
-            mask: spawn::empty_mask(),
             nofile: context.nofile,
-            affinity: None,
-            default_sigpipe: true,
+            ..SpawnCommand::new(context.program.as_os_str().as_bytes(), argv.collect(), vars.collect())?
         };
         let lifeline_end = Some((end.as_fd(), KillScope::Group));
         // Not in the job's cgroup, whose members are killed between attempts.

@@ -42,6 +42,24 @@ pub struct SpawnCommand {
     pub default_sigpipe: bool,
 }
 
+impl SpawnCommand {
+    /// A child of this process in a session of its own, with no signal blocked. `argv`: with argv[0]; `environ`: `NAME=value`.
+    pub fn new(program: impl Into<Vec<u8>>, argv: Vec<Vec<u8>>, environ: Vec<Vec<u8>>) -> Result<Self, NulError> {
+        Ok(Self {
+            program: CString::new(program)?,
+            argv: c_strings(argv)?,
+            envp: c_strings(environ)?,
+            group: ProcessGroup::Session,
+            cwd: None,
+            detached: false,
+            mask: empty_mask(),
+            nofile: None,
+            affinity: None,
+            default_sigpipe: true,
+        })
+    }
+}
+
 /// The descriptors that go with a command. They are open until the process runs.
 #[derive(Clone, Debug, Default)]
 pub struct SpawnDescriptors<'fd> {
@@ -128,7 +146,7 @@ fn pointers(list: &[CString]) -> Vec<*const libc::c_char> {
 }
 
 /// Converts byte strings to C strings.
-pub fn c_strings<I: IntoIterator<Item = Vec<u8>>>(items: I) -> Result<Vec<CString>, NulError> {
+pub fn c_strings(items: impl IntoIterator<Item = Vec<u8>>) -> Result<Vec<CString>, NulError> {
     items.into_iter().map(CString::new).collect()
 }
 

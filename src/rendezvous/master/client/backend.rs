@@ -144,7 +144,7 @@ impl Drop for MasterBackend {
     }
 }
 
-/// Sends questions and answers on the link, while there is one to a master that knows them.
+/// Sends questions and answers on the link, while there is one.
 struct MasterQuestions(Arc<SharedState>);
 
 impl QuestionSender for MasterQuestions {
@@ -208,8 +208,6 @@ struct OpenLink {
     auth: LinkAuth,
     /// When this node said hello (`clock::boot`).
     greeted: Duration,
-    /// Whether the master knows questions.
-    takes_questions: bool,
 }
 
 impl ClientThread {
@@ -313,12 +311,12 @@ impl ClientThread {
         let mut auth = LinkAuth::new(key.as_deref(), &nonces.0, &nonces.1, LinkSide::Node);
         let (mut reader, mut chunk) = (FrameReader::default(), vec![0; CHUNK]);
         reader.feed(&rest);
-        let (master_job, takes_questions) = loop {
+        let master_job = loop {
             match reader.next_message(&mut auth) {
-                Ok(Some(FromMaster::Hello { job, instance, lease_ms, questions, .. })) => {
+                Ok(Some(FromMaster::Hello { job, instance, lease_ms, .. })) => {
                     self.instance = instance;
                     self.address.lease = Duration::from_millis(lease_ms).max(LEAST_LEASE);
-                    break (job, questions);
+                    break job;
                 }
                 Ok(Some(_)) => return Err(LinkEnd::Lost("its first message is not a greeting".to_owned())),
                 Ok(None) => {}
@@ -352,15 +350,15 @@ impl ClientThread {
             own.record.clone()
         };
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let hello = FromNode::Hello { version, job, id: self.id.clone(), record, questions: true };
+        let hello = FromNode::Hello { version, job, id: self.id.clone(), record };
         let greeted = system_clock::boot();
         link.send(&SharedBody::of(&hello).line(&mut auth), &mut left)?;
-        Ok(OpenLink { link, reader, auth, greeted, takes_questions })
+        Ok(OpenLink { link, reader, auth, greeted })
     }
 
     /// Sends records and pings, and receives messages, until the link ends.
     fn serve(&mut self, link: OpenLink) -> LinkEnd {
-        let OpenLink { mut link, mut reader, mut auth, greeted, takes_questions } = link;
+        let OpenLink { mut link, mut reader, mut auth, greeted } = link;
         let (clock, lease) = (self.address.clock, self.address.lease);
         let mut chunk = vec![0; CHUNK];
         let mut last_received = clock();
@@ -377,7 +375,7 @@ impl ClientThread {
                     lines.extend(SharedBody::of(&FromNode::Record { record: own.record.clone() }).line(&mut auth));
                 }
                 // One at a time: pings are not to wait for all of them.
-                if let Some(message) = own.questions.pop_front().filter(|_| takes_questions) {
+                if let Some(message) = own.questions.pop_front() {
                     lines.extend(SharedBody::of(&message).line(&mut auth));
                     let _ = self.shared.wakeup.write(1);
                 }

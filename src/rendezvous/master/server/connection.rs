@@ -39,8 +39,6 @@ pub struct NodeLink {
     pub heard: Duration,
     /// Whether it has said that it leaves.
     pub has_left: bool,
-    /// Whether the node knows questions.
-    pub takes_questions: bool,
     /// How often it asks.
     pub asks: AskLimit,
 }
@@ -51,17 +49,7 @@ impl NodeLink {
         let mut reader = FrameReader::default();
         reader.feed(rest);
         let heard = Duration::ZERO;
-        Self {
-            reader,
-            auth,
-            id: None,
-            record_cost: 0,
-            lease: 0,
-            heard,
-            has_left: false,
-            takes_questions: false,
-            asks: AskLimit::default(),
-        }
+        Self { reader, auth, id: None, record_cost: 0, lease: 0, heard, has_left: false, asks: AskLimit::default() }
     }
 
     /// Counts the memory of the node's record.

@@ -134,9 +134,7 @@ impl JobLinks {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let lease_ms = u64::try_from(self.config.lease.as_millis()).unwrap_or(u64::MAX);
         let (job, instance) = (self.config.job.clone(), self.instance.clone());
-        connection.push(
-            SharedBody::of(&FromMaster::Hello { version, job, instance, lease_ms, questions: true }).line(&mut auth),
-        );
+        connection.push(SharedBody::of(&FromMaster::Hello { version, job, instance, lease_ms }).line(&mut auth));
         let parser = HttpParser::of_requests();
         let before = std::mem::replace(&mut connection.state, MasterConnection::Http(parser));
         if let MasterConnection::Http(parser) = before {
@@ -165,8 +163,8 @@ impl JobLinks {
             (_, FromNode::Hello { record, .. } | FromNode::Record { record }) if record.len() > frame::MAX_RECORD => {
                 refuse(connection, "its record is too long");
             }
-            (None, FromNode::Hello { id: node, record, questions, .. }) => {
-                (link.id, link.takes_questions) = (Some(node.clone()), questions);
+            (None, FromNode::Hello { id: node, record, .. }) => {
+                link.id = Some(node.clone());
                 link.count_record(&record);
                 self.has_joined.store(true, Ordering::Release);
                 let disconnected = self.forget_disconnected(&node, now);
@@ -216,7 +214,7 @@ impl JobLinks {
         }
     }
 
-    /// Passes a question on to the node with this id, or to all other nodes, if they know questions.
+    /// Passes a question on to the node with this id, or to all other nodes.
     fn pass_question(&self, connections: &mut Connections<MasterConnection>, to: Option<String>, question: FromMaster) {
         let FromMaster::Asked { asker, text, .. } = &question else { return };
         if text.len() > MAX_QUESTION {
@@ -239,14 +237,14 @@ impl JobLinks {
         }
     }
 
-    /// Sends what may be lost to a node that knows questions. If there is little room, it is lost: states and pongs come first.
+    /// Sends what may be lost to a node. If there is little room, it is lost: states and pongs come first.
     fn push_if_roomy(&self, connections: &mut Connections<MasterConnection>, id: ConnectionId, body: &SharedBody) {
         let Some(connection) = connections.get_mut(id) else { return };
         let length = body.text.len();
         let is_roomy = connection.backlog() + length <= MAX_QUESTIONS_WAITING && self.budget.check(2 * length).is_ok();
         if let MasterConnection::Link(link) = &mut connection.state
             && is_roomy
-            && link.takes_questions
+            && link.id.is_some()
         {
             let line = body.line(&mut link.auth);
             connection.push(line);

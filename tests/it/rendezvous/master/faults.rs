@@ -311,7 +311,7 @@ fn a_stranger_s_record_makes_no_state_too_long() {
     let (mut a, mut b) = pair(to(port, None, lease));
     let hello = |id: String, record: String| {
         let mut bare = Bare::new(port, None);
-        bare.say(&FromNode::Hello { version: String::new(), job: "job".into(), id, record, questions: false });
+        bare.say(&FromNode::Hello { version: String::new(), job: "job".into(), id, record });
         bare.say(&FromNode::Ping);
         bare
     };

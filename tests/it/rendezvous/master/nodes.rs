@@ -45,7 +45,7 @@ impl Bare {
 
     pub fn hello(&mut self, id: &str, job: &str, max: usize) {
         let record = record(id, max, NodeStatus::Ready { seen: 0 });
-        self.say(&FromNode::Hello { version: String::new(), job: job.into(), id: id.into(), record, questions: true });
+        self.say(&FromNode::Hello { version: String::new(), job: job.into(), id: id.into(), record });
     }
 
     /// The next message; `None`: no more.

@@ -93,35 +93,6 @@ fn what_is_sent_to_one_node_reaches_no_other() {
 }
 
 #[test]
-fn nodes_of_an_earlier_release_are_not_asked() {
-    let (_server, port) = started(config(None, LEASE));
-    let mut old = Bare::new(port, None);
-    let record = record("b", 2, NodeStatus::Ready { seen: 0 });
-    let hello = FromNode::Hello { version: "0".into(), job: "job".into(), id: "b".into(), record, questions: false };
-    old.say(&hello);
-    let mut a = Node::new(to(port, None, LEASE), "a", 2);
-    let (mut from_a, _) = connected(&mut a);
-    until(&mut [&mut a], "it runs", |nodes| nodes[0].runs());
-    from_a.send(ask(1, "?"));
-    // The answer to the second ping comes after all that was sent because of the question.
-    let mut unanswered = 2;
-    let mut new = Bare::new(port, None);
-    new.hello("c", "job", 2);
-    while !matches!(new.hear(), Some(FromMaster::Pong { .. })) {}
-    new.say(&FromNode::Ask { number: 9, to: None, text: "?".into() });
-    new.say(&FromNode::Ping);
-    while !matches!(new.hear(), Some(FromMaster::Pong { .. })) {}
-    old.say(&FromNode::Ping);
-    while unanswered > 0 {
-        match old.hear() {
-            Some(FromMaster::Pong { .. }) => unanswered -= 1,
-            Some(FromMaster::Asked { .. }) | None => panic!("it was asked, or its link has ended"),
-            Some(_) => {}
-        }
-    }
-}
-
-#[test]
 fn a_node_that_is_flooded_with_answers_keeps_its_link() {
     let (_server, port) = started(config(None, LONG));
     let mut slow = Bare::new(port, None);
