@@ -196,8 +196,10 @@ class Cluster:
         finally:
             self.node(name).host.link("up")
             # Otherwise it asks the node for the ends of its jobs once a minute.
-            for state in ("down", "resume"):
-                self.run("scontrol", "update", f"nodename={name}", f"state={state}", "reason=test")
+            update = ("scontrol", "update", f"nodename={name}", "reason=test")
+            self.run(*update, "state=down")
+            # Refused if the node has come back by itself meanwhile.
+            self.finish(*update, "state=resume", folder=self.folder)
             self.await_idle()
 
     def await_idle(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end
     status, output = cluster.finish(*srun, *line.split(), folder=tmp_path)
     took = time.monotonic() - began
     saved = sorted(rank for ranks in reported(tmp_path, "saved").values() for rank in ranks)
-    assert (status, saved) == (7, ["0.of.4", "1.of.4", "2.of.4"]), output
+    # Slurm then sends SIGTERM to the other node's program too, which may be about to exit: launch.py.
+    is_terminated = bool(option) and "launch()" in front_end and status == 128 + signal.SIGTERM
+    assert (is_terminated or status == 7, saved) == (True, ["0.of.4", "1.of.4", "2.of.4"]), output
     assert took < KILL_WAIT, output
     row.seen = f"ranks 0 to 2 saved; exit status {status}"
 
