@@ -109,6 +109,11 @@ pub fn judge(
         true => (Exit::Signal(libc::SIGTERM), rank.uncaught),
         false => (rank.own_exit, rank.uncaught),
     });
+    // Its program had left with a status of its own, and what it printed then is of the signal that the launcher sent.
+    let has_left = evidence.is_some_and(|rank| {
+        let has_raised = matches!(rank.uncaught, UncaughtException::Raised(_));
+        rank.was_aborted && rank.own_exit != own && !has_raised
+    });
     // It may be stopped after it wrote its error file and before it printed the traceback.
     let of_file = || blame(written.error_file(culprit)?.as_bytes(), own, &UncaughtException::Unknown);
     Verdict {
@@ -117,7 +122,7 @@ pub fn judge(
         decisive: if is_stopped { exit } else { own },
         ground,
         was_aborted: evidence.is_some_and(|rank| rank.was_aborted),
-        blame: blame(&stderr, shown, uncaught).or_else(of_file),
+        blame: blame(&stderr, shown, uncaught).filter(|_| !has_left).or_else(of_file),
         lost_peer: match read_account(&stderr, shown, is_stopped, uncaught) {
             Account::LostPeer(library) if !is_stopped => Some(library),
             Account::LostPeer(_) | Account::Nothing | Account::OwnError => None,

@@ -37,20 +37,10 @@ struct Rank {
 
 struct Ranks(Vec<Rank>);
 
-impl WrittenEvidence for Ranks {
-    fn stderr(&self, local_rank: usize) -> Vec<u8> {
-        self.0[local_rank].stderr.clone().into_bytes()
-    }
-    fn error_file(&self, local_rank: usize) -> Option<String> {
-        self.0[local_rank].error_file.map(|_| self.0[local_rank].stderr.clone())
-    }
-}
-
-fn verdict(ranks: Vec<Rank>, ended_first: usize) -> Verdict {
-    let exit = ranks[ended_first].exit.unwrap_or(TERM);
-    let ranks = Ranks(ranks);
-    let evidence = ranks.0.iter().map(|rank| {
-        Some(RankEvidence {
+impl Ranks {
+    fn evidence(&self, local: usize) -> RankEvidence<'_> {
+        let rank = &self.0[local];
+        RankEvidence {
             exit: rank.exit,
             own_exit: rank.exit.unwrap_or(TERM),
             signalled: rank.signalled,
@@ -60,9 +50,48 @@ fn verdict(ranks: Vec<Rank>, ended_first: usize) -> Verdict {
             thread: None,
             wrote_error_file: rank.error_file,
             ended: Some(rank.ended),
-        })
-    });
-    let evidence: Vec<_> = evidence.collect();
+        }
+    }
+}
+
+impl WrittenEvidence for Ranks {
+    fn stderr(&self, local_rank: usize) -> Vec<u8> {
+        self.0[local_rank].stderr.clone().into_bytes()
+    }
+    fn error_file(&self, local_rank: usize) -> Option<String> {
+        self.0[local_rank].error_file.map(|_| self.0[local_rank].stderr.clone())
+    }
+}
+
+#[test]
+fn what_a_rank_prints_when_the_launcher_ends_it_is_no_reason_of_its_own() {
+    let stderr =
+        "Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n  <no Python frame>\n";
+    let (abort, none) = (Exit::Signal(libc::SIGABRT), UncaughtException::None);
+    let raised = raised("ValueError", "bad sample 17", 1);
+    for (own_exit, uncaught, message) in [
+        (Exit::Code(3), &none, ""),
+        (Exit::Code(1), &raised, "ValueError: bad sample 17"),
+        (abort, &none, "Fatal Python error: Aborted"),
+    ] {
+        let rank = Rank {
+            exit: Some(abort),
+            signalled: false,
+            uncaught: uncaught.clone(),
+            stderr: stderr.into(),
+            error_file: None,
+            ended: Duration::ZERO,
+        };
+        let ranks = Ranks(vec![rank]);
+        let evidence = RankEvidence { own_exit, was_aborted: true, ..ranks.evidence(0) };
+        assert_eq!(judge((0, abort), &[Some(evidence)], &ranks).message(), message, "{own_exit}");
+    }
+}
+
+fn verdict(ranks: Vec<Rank>, ended_first: usize) -> Verdict {
+    let exit = ranks[ended_first].exit.unwrap_or(TERM);
+    let ranks = Ranks(ranks);
+    let evidence: Vec<_> = (0..ranks.0.len()).map(|local| Some(ranks.evidence(local))).collect();
     judge((ended_first, exit), &evidence, &ranks)
 }
 

@@ -198,6 +198,7 @@ def test_a_rank_that_leaves_and_does_not_exit(leaves: str, more: list[str], plac
     result = place.result()
     assert (result["culprit"], result["ranks"][1]["exit"]["signal"]["name"]) == (1, "SIGABRT"), result
     (event,) = [one for one in place.events() if one["event"] == "stuck_exit"]
+    assert "Fatal Python error" not in result["reason"], "that was the launcher's doing"
     status = 1 if leaves == "text" else 3
     assert f"(sys.exit({status}) at " in event["report"], event
     line = 1 + next(at for at, line in enumerate(script.splitlines()) if re.search(r"exit\([3']", line))
