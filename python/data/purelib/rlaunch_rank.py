@@ -204,8 +204,9 @@ class _ExitMark:
         self._note = note
         self._call = call
 
-    def __del__(self) -> None:
-        if sys._getframe().f_back is None:
+    # While the interpreter ends, the names of this module may be gone.
+    def __del__(self, get_frame: "Any" = sys._getframe) -> None:
+        if get_frame().f_back is None:
             self._note.leaves(self._call)
 
     def __reduce__(self) -> "Any":
