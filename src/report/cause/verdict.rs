@@ -10,10 +10,10 @@ use crate::report::cause::lost_peer::{LostPeer, lost_peer};
 use crate::report::cause::uncaught::{ThreadError, UncaughtException};
 use std::time::Duration;
 
-/// What is known of the end of one rank.
+/// The evidence of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct RankEvidence<'a> {
-    /// How it ended; `None` while it lives.
+    /// Its exit; `None` while it lives.
     pub exit: Option<Exit>,
     /// The exit by which its error is looked for: that of its program, where rlaunch had to end its process.
     pub own_exit: Exit,
@@ -45,7 +45,7 @@ impl RankEvidence<'_> {
     }
 }
 
-/// What the ranks have written.
+/// The texts that the ranks have written.
 pub trait WrittenEvidence {
     /// The end of a rank's stderr; of one that has been asked to stop, what it had written before.
     fn stderr(&self, local_rank: usize) -> Vec<u8>;
@@ -69,7 +69,7 @@ pub enum Ground {
 pub struct Verdict {
     /// The rank that failed first, by its number on this node.
     pub culprit: usize,
-    /// How it ended; `None` if it was still exiting when it was asked to stop.
+    /// Its exit; `None` if it was still exiting when it was asked to stop.
     pub exit: Option<Exit>,
     /// Its exit, or that of the rank that ended first if it has none of its own: restarts and the exit status go by it.
     pub decisive: Exit,
@@ -133,7 +133,7 @@ pub fn judge(
 /// An error file may seem this much older than it is: the kernel stamps files by its timer ticks.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What an error file says.
+/// The kind of an error file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FileSays {
     OwnError,
@@ -197,9 +197,9 @@ fn find_earlier_failure(
 }
 
 /// Lines of the message of the exception that ends a rank's output.
-const LONGEST_MESSAGE: usize = 20;
+const MAX_MESSAGE_LINES: usize = 20;
 
-/// What the end of a rank's stderr says of its failure.
+/// The reason of a failure by the end of the rank's stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
     /// Nothing that explains it.
@@ -210,7 +210,7 @@ pub enum Account {
     OwnError,
 }
 
-/// How one rank ended.
+/// The end of one rank, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RankEnd {
     exit: Exit,
@@ -230,7 +230,7 @@ pub fn read_account(stderr: &[u8], exit: Exit, signalled: bool, uncaught: &Uncau
     let Some(blame) = blame(stderr, exit, uncaught) else { return of_text(stderr).unwrap_or(Account::Nothing) };
     // Lines that follow an exception may belong to its message; so many do not.
     let is_certain = matches!(uncaught, UncaughtException::Raised(_));
-    if signalled && !is_certain && blame.fault.text.lines().count() > LONGEST_MESSAGE {
+    if signalled && !is_certain && blame.fault.text.lines().count() > MAX_MESSAGE_LINES {
         return Account::Nothing;
     }
     let error = blame.root.unwrap_or(blame.fault);
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(stopped(&both(LOST, VALUE_ERROR)), Account::LostPeer(LostPeer::Gloo));
         assert_eq!(stopped(b"epoch 3\n"), Account::Nothing);
         assert_eq!(stopped(&VALUE_ERROR.to_ascii_uppercase()), Account::Nothing);
-        let handled = [VALUE_ERROR, &b"epoch 4\n".repeat(LONGEST_MESSAGE + 1)].concat();
+        let handled = [VALUE_ERROR, &b"epoch 4\n".repeat(MAX_MESSAGE_LINES + 1)].concat();
         assert_eq!(stopped(&handled), Account::Nothing);
         assert_eq!(read_account(&handled, Exit::Code(1), false, &UncaughtException::Unknown), Account::OwnError);
     }

@@ -127,7 +127,7 @@ impl RunRecord {
         self.failed_attempts.iter().map(|failed| (failed.attempt, failed.culprit))
     }
 
-    /// The attempts that others followed, a line each: who failed first, and why.
+    /// The attempts that others followed, a line each: the rank that failed first, and its reason.
     pub fn describe_failures(&self) -> impl Iterator<Item = String> {
         self.failed_attempts.iter().map(|failed| {
             let exit = failed.exit.map_or(String::new(), |exit| format!(", {exit}"));
