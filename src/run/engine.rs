@@ -243,6 +243,8 @@ impl Engine {
             let more = self.poll.wait(Some(Duration::ZERO))?;
             ended.extend(self.reap(&more, host)?);
             tokens.extend(more);
+            // A peer that died without a word is no less the first than the one that names it.
+            ended.sort_by_key(|(id, exit)| !exit.is_success() && host.has_lost_peer(*id));
         }
         if !ended.is_empty() {
             self.send(SupervisorEvent::Exited(ended), host)?;

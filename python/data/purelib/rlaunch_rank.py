@@ -23,6 +23,9 @@ DEBUGGER = "RLAUNCH_DEBUGGER"
 # Modules whose functions wait for threads when the interpreter ends.
 WAITING_MODULES = ("threading", "concurrent.futures.thread")
 
+# gevent replaces the module's.
+_get_thread = _thread.get_ident
+
 # Characters of an exception's message that are noted.
 _LONGEST_TEXT = 8192
 
@@ -47,6 +50,7 @@ class ExceptionNote:
         self._write(b"started\n")
         self._exit_call: dict[str, Any] | None = None
         self._has_thread = False
+        self._is_ending = False
         atexit.register(self._note)
         self._stay_last_registered()
         self._watch_exit_calls()
@@ -68,8 +72,7 @@ class ExceptionNote:
         atexit.register = register_before_note
 
     def _watch_exit_calls(self) -> None:
-        get_thread = _thread.get_ident  # gevent replaces it.
-        main_thread = get_thread()
+        main_thread = _get_thread()
 
         def watched(leave: "Any") -> "Any":
             def exit(*args: "Any", **kwargs: "Any") -> "Any":
@@ -77,7 +80,7 @@ class ExceptionNote:
                 try:
                     leave(*args, **kwargs)
                 except SystemExit as error:
-                    if get_thread() == main_thread:
+                    if _get_thread() == main_thread:
                         self._mark(error)
                     raise
 
@@ -97,8 +100,12 @@ class ExceptionNote:
             return  # A failure here must not become the program's.
 
     def leaves(self, call: "dict[str, Any] | None") -> None:
-        """Takes the call of ``sys.exit`` that ends the main program."""
-        self._exit_call = call
+        """Takes the call of ``sys.exit`` that ends the main program.
+
+        A later one is of a function of ``atexit``, and Python ignores it.
+        """
+        if not self._is_ending:
+            self._exit_call = call
 
     def _watch_threads(self) -> None:
         # The program may replace ``threading.excepthook``, and libraries compare it.
@@ -151,6 +158,7 @@ class ExceptionNote:
     def _note(self) -> None:
         # Python sets it for an exception that nothing caught, before it calls sys.excepthook.
         value = getattr(sys, "last_value", None)
+        self._is_ending = True
         # A child that was forked has this object too.
         if self._is_written or os.getpid() != self._pid:
             return
@@ -203,10 +211,11 @@ class _ExitMark:
     def __init__(self, note: ExceptionNote, call: "dict[str, Any] | None") -> None:
         self._note = note
         self._call = call
+        self._thread = _get_thread()
 
     # While the interpreter ends, the names of this module may be gone.
-    def __del__(self, get_frame: "Any" = sys._getframe) -> None:
-        if get_frame().f_back is None:
+    def __del__(self, get_frame: "Any" = sys._getframe, get_thread: "Any" = _get_thread) -> None:
+        if get_frame().f_back is None and get_thread() == self._thread:
             self._note.leaves(self._call)
 
     def __reduce__(self) -> "Any":

@@ -149,8 +149,9 @@ fn first_with_error_file(
     (written, says): (&dyn WrittenEvidence, FileSays),
 ) -> Option<usize> {
     let first = ranks.get(ended_first).copied().flatten()?;
-    let ended = first.ended.map(|ended| ended.saturating_sub(TICK));
-    let before = first.wrote_error_file.or(ended).into_iter().chain(first.uncaught.at()).min()?;
+    let early = |at: Duration| at.saturating_sub(TICK);
+    let before = first.wrote_error_file.or(first.ended.map(early)).into_iter();
+    let before = before.chain(first.uncaught.at().map(early)).min()?;
     let failed = |rank: &RankEvidence<'_>| rank.exit.is_none_or(|exit| !exit.is_success());
     let others = ranks.iter().enumerate().filter(|(local, _)| *local != ended_first);
     let files = others.filter_map(|(local, rank)| Some((rank.filter(failed)?.wrote_error_file?, local)));

@@ -13,7 +13,7 @@ use crate::run::rank_state::RankState;
 use crate::supervise::FailedRank;
 use crate::sys::clock;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Bytes of the longest error file that is read.
 const MAX_ERROR_FILE: u64 = 16 << 20;
@@ -53,7 +53,9 @@ impl RankProcesses<'_> {
     pub fn judge_now(&self, (ended_first, exit): (usize, Exit)) -> Verdict {
         let attempt = self.processes[ended_first].attempt;
         let is_of_attempt = |process: &RankState| process.pid.is_some() && process.attempt == attempt;
-        let evidence = |(local, process)| is_of_attempt(process).then(|| self.evidence(local, process));
+        // One pair for all, or files of one moment would have an order.
+        let clocks = (clock::wall(), clock::now());
+        let evidence = |(local, process)| is_of_attempt(process).then(|| self.evidence(local, process, clocks));
         let ranks: Vec<_> = self.processes.iter().enumerate().map(evidence).collect();
         verdict::judge((ended_first, exit), &ranks, self)
     }
@@ -71,12 +73,13 @@ impl RankProcesses<'_> {
         FailedRank { local_rank, exit: self.processes[local_rank].exit.unwrap_or(decisive), decisive }
     }
 
-    fn evidence<'a>(&self, local: usize, process: &'a RankState) -> RankEvidence<'a> {
+    /// `clocks`: the present time since 1970 and of the monotonic clock.
+    fn evidence<'a>(&self, local: usize, process: &'a RankState, clocks: (Duration, Duration)) -> RankEvidence<'a> {
         let wrote_error_file = || {
             let path = error_file_path(&self.launch.plan.ranks[local], process.attempt)?;
             let at = std::fs::symlink_metadata(path).ok()?.modified().ok()?;
-            let ago = clock::wall().checked_sub(at.duration_since(SystemTime::UNIX_EPOCH).ok()?)?;
-            Some(clock::now().saturating_sub(ago))
+            let ago = clocks.0.saturating_sub(at.duration_since(SystemTime::UNIX_EPOCH).ok()?);
+            Some(clocks.1.saturating_sub(ago))
         };
         let exit = process.exit.unwrap_or(Exit::Signal(libc::SIGTERM));
         RankEvidence {

@@ -18,8 +18,8 @@ impl RankProcesses<'_> {
             StopReason::Restart => membership.restart_request(),
             StopReason::RankFailed(local_rank, exit) => {
                 let (info, node) = (membership.info(), membership.round().map_or(0, |(_, own)| own));
-                let again = info.rules.ask_for_restart(exit.shell_status());
                 let verdict = self.judge_now((local_rank, exit));
+                let again = info.rules.ask_for_restart(verdict.decisive.shell_status());
                 RankFailure { again, ..self.rank_failure(&verdict, info.host.clone(), node) }
             }
             _ => return None,

@@ -228,6 +228,29 @@ def test_an_exit_that_was_caught_is_no_failure(place: Place) -> None:
     assert not [one for one in place.events() if one["event"] == "stuck_exit"]
 
 
+def test_an_exit_that_python_ignores_is_no_failure(place: Place) -> None:
+    """Of a function of atexit, in a program that has not imported threading."""
+    (place.folder / "train.py").write_text("""
+import atexit, os, sys, time
+@atexit.register
+def upload():
+    open("exiting", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+@atexit.register
+def leave():
+    sys.exit(3)
+""")
+    with place.start("--nproc_per_node=1", "--exit_timeout=0.3", "train.py") as launcher:
+        until((place.folder / "exiting").exists, "rank 0")
+        # A look takes at least the timeout.
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(timeout=2)
+        (place.folder / "go").touch()
+        assert place.wait(launcher).status == 0
+    assert not [one for one in place.events() if one["event"] == "stuck_exit"]
+
+
 @pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
 def test_zero_means_any_time(more: list[str], place: Place) -> None:
     place.script(STUCK.replace('await_file("never")', 'await_file("go")').replace("sleep()", ""))
