@@ -61,7 +61,8 @@ impl RankState {
     /// The exit by which its error is looked for: after an exception or `sys.exit`, SIGABRT was the
     /// launcher's answer to a rank that did not exit.
     pub fn own_exit(&self, exit: Exit) -> Exit {
-        let left_with = self.notes.exit_call.as_ref().map(|(status, _)| Exit::Code(*status));
+        let left_with =
+            self.notes.exit_call.as_ref().filter(|_| self.notes.has_left).map(|(status, _)| Exit::Code(*status));
         match (&self.aborted, &self.uncaught, left_with) {
             (None, ..) => exit,
             (Some(_), UncaughtException::Raised(_), _) => Exit::Code(1),

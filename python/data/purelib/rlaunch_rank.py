@@ -49,6 +49,7 @@ class ExceptionNote:
         self._writer = _identity()
         self._write(b"started\n")
         self._exit_call: dict[str, Any] | None = None
+        self._has_left = False
         self._has_thread = False
         self._is_ending = False
         atexit.register(self._note)
@@ -80,7 +81,7 @@ class ExceptionNote:
                 try:
                     leave(*args, **kwargs)
                 except SystemExit as error:
-                    if _get_thread() == main_thread:
+                    if _get_thread() == main_thread and not self._is_ending:
                         self._mark(error)
                     raise
 
@@ -95,7 +96,8 @@ class ExceptionNote:
 
     def _mark(self, error: SystemExit) -> None:
         try:
-            error._rlaunch = _ExitMark(self, _describe_exit(error.code, sys._getframe(2)))  # type: ignore[attr-defined]
+            self._exit_call = _describe_exit(error.code, sys._getframe(2))
+            error._rlaunch = _ExitMark(self, self._exit_call)  # type: ignore[attr-defined]
         except Exception:
             return  # A failure here must not become the program's.
 
@@ -105,7 +107,7 @@ class ExceptionNote:
         A later one is of a function of ``atexit``, and Python ignores it.
         """
         if not self._is_ending:
-            self._exit_call = call
+            self._exit_call, self._has_left = call, True
 
     def _watch_threads(self) -> None:
         # The program may replace ``threading.excepthook``, and libraries compare it.
@@ -189,7 +191,8 @@ class ExceptionNote:
         call, self._exit_call = self._exit_call, None
         try:
             if call is not None and call["exit"] != 0:
-                self._write(_encode(call))
+                # A call that the program may have caught explains an exit status, and is no failure.
+                self._write(_encode({**call, "left": self._has_left}))
                 self._wake_launcher()
         except Exception:
             return  # The exit status remains.

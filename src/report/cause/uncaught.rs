@@ -40,6 +40,8 @@ pub struct RankNotes {
     pub thread: Option<ThreadError>,
     /// Where its program called `sys.exit` last, and with which exit status.
     pub exit_call: Option<(i32, CodeLocation)>,
+    /// That call is known to have ended its main program.
+    pub has_left: bool,
 }
 
 /// An exception that ended a thread.
@@ -87,6 +89,8 @@ enum SideNote {
         file: String,
         line: u32,
         function: String,
+        #[serde(default)]
+        left: bool,
     },
     Thread {
         thread: String,
@@ -117,7 +121,8 @@ pub fn parse(note: &[u8], rank: ProcessIdentity) -> (UncaughtException, RankNote
     }
     for line in lines.filter(|line| *line != STARTED) {
         match serde_json::from_str(line) {
-            Ok(SideNote::Exit { exit, file, line, function }) => {
+            Ok(SideNote::Exit { exit, file, line, function, left }) => {
+                notes.has_left = left;
                 notes.exit_call = Some((exit, CodeLocation { file, line, function: Some(function) }));
             }
             Ok(SideNote::Thread { thread, error }) => {

@@ -52,7 +52,10 @@ impl RankProcesses<'_> {
     fn describe_own_end(&self, local_rank: usize) -> Option<String> {
         match self.read_notes(local_rank) {
             (UncaughtException::Raised(noted), _) => Some(noted.fault.in_a_line()),
-            (_, notes) => notes.exit_call.map(|(status, place)| format!("sys.exit({status}) at {place}")),
+            (_, notes) => {
+                let call = notes.exit_call.filter(|_| notes.has_left);
+                call.map(|(status, place)| format!("sys.exit({status}) at {place}"))
+            }
         }
     }
 

@@ -208,3 +208,16 @@ def test_lines_and_records_name_one_culprit_though_a_victim_ends_first(place: Pl
     assert (ended.status, result["ranks"][1]["exit"]) == (1, {"code": 1})
     (refused,) = [one for one in place.events() if one["event"] == "not_restarting"]
     assert "2" in str(refused), "the same rank failed twice"
+
+
+def test_the_place_of_sys_exit_in_a_coroutine(place: Place) -> None:
+    """The task keeps the exception."""
+    (place.folder / "train.py").write_text("""
+import asyncio, sys
+async def main():
+    sys.exit(3)
+asyncio.run(main())
+""")
+    ended = place.run("--nproc_per_node=1", "train.py")
+    assert ended.status == 3
+    assert re.search(r"it called sys\.exit\(3\) at \S*train\.py:4 in main", words(ended.stderr)), ended.stderr
