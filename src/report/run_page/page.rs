@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Bytes of the reason in the title.
-const MOST_TITLE: usize = 200;
+const MAX_TITLE: usize = 200;
 
 const HEAD: &str = include_str!("page_head.html");
 const STYLE: &str = include_str!("page.css");
@@ -82,7 +82,7 @@ fn title(record: &RunRecord, outcome: &Outcome) -> String {
     match (culprit, reason) {
         (Some(culprit), Some(reason)) => {
             let name = capital(&culprit.to_string());
-            let reason = html::cut(reason.lines().next().unwrap_or(reason), MOST_TITLE).0.to_owned();
+            let reason = html::cut(reason.lines().next().unwrap_or(reason), MAX_TITLE).0.to_owned();
             if reason.to_lowercase().starts_with(&name.to_lowercase()) { reason } else { format!("{name}: {reason}") }
         }
         _ => format!("{}: {}", record.job_id(), outcome.word),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Failed attempts that are kept: the last ones.
-const MOST_FAILED: usize = 20;
+const MAX_FAILED: usize = 20;
 /// Reports of hangs that are kept: the last ones.
 const MOST_REPORTS: usize = 5;
 
@@ -227,7 +227,7 @@ impl RunRecord {
                     let (exit, message) = (fields::exit(&event["exit"]), fields::text(event, "message"));
                     let (attempt, message) = (attempt.saturating_sub(1), message.map(str::to_owned));
                     self.failed_attempts.push(FailedAttempt { attempt, at, culprit, exit, message });
-                    if self.failed_attempts.len() > MOST_FAILED {
+                    if self.failed_attempts.len() > MAX_FAILED {
                         self.failed_attempts.remove(0);
                         self.dropped_attempts += 1;
                     }

@@ -29,7 +29,7 @@ pub struct RankLine {
     pub place: Option<String>,
 }
 
-/// What a rank does whose program has failed and that does not exit.
+/// The state of a rank whose program has failed and that does not exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitState {
     /// No Python stack moves, and it uses no CPU.

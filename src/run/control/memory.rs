@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Of the time that passes, the share in which processes may be asked.
 const SHARE: u32 = 50;
-/// How long a look asks. The next look asks those that are left.
+/// The time of a look. The next look asks the processes that are left.
 const LONGEST: Duration = Duration::from_secs(1);
 
 /// The memory of processes.
@@ -22,7 +22,7 @@ pub(super) struct MemoryUse {
     pub is_resident: bool,
 }
 
-/// What the kernel has said of a process.
+/// The answer of the kernel about a process.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     /// `None`: it refuses.

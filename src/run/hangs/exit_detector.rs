@@ -25,7 +25,7 @@ pub struct StuckExit {
     pub failed_at: Duration,
     /// Its stacks, if they are still.
     pub dump: StackDump,
-    /// What it does.
+    /// Its state.
     pub state: ExitState,
 }
 

@@ -37,7 +37,7 @@ impl WrittenEvidence for RankProcesses<'_> {
         let log = self.launch.tail_file(local_rank, process.attempt);
         let rotated = self.rotated_tail(log.as_ref());
         let offset = |position: u64| rotated.as_ref().map_or(position, |log| log.offset(position));
-        // What it printed after it was asked to stop is an answer to that.
+        // Output after the request to stop is an answer to that request.
         let end = if is_stopped { offset(process.log_end_at_failure.unwrap_or(0)) } else { u64::MAX };
         log.map(|log| log_files::tail_until(&log, offset(process.log_start), end, TAIL_BYTES)).unwrap_or_default()
     }
